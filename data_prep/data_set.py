@@ -35,7 +35,7 @@ class DataSet:
     vocab_size: int = 0
     #: SentencePiece is trained on about this many lines (none: all)
     sentencepiece_lines: Optional[int] = None
-    #: limits of training pairs, and how many of them are held out: see pieces.clean (0: no limits)
+    #: limits of training pairs, and which of them are held out: see pieces.clean (0: no limits)
     longest: int = 0
     ratio: float = 0.0
     every: int = 0
@@ -50,7 +50,8 @@ def program_of(name: str) -> Any:
     """The module SET.py.
 
     `add_options(parser)` adds its options, `describe(args)` returns the languages and additional lines of prepared.txt,
-    `make(args, folder, say)` writes the texts and returns the largest useful vocabulary size (None: any).
+    `make(args, folder, say)` writes the texts and returns the largest useful vocabulary size (None: any). With
+    limits of training pairs (`longest`), MIN_PAIRS["train"] is the smallest number of pairs within them.
     """
     return importlib.import_module(name)
 

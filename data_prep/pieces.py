@@ -12,20 +12,24 @@ import sentencepiece
 LONGEST_HELD_OUT = 1023
 
 
-def train(texts: Sequence[str], model: str, vocab_size: int, lines: Optional[int] = None) -> None:
+def train(texts: Sequence[str], model: str, vocab_size: int, lines: Optional[int] = None, every: int = 0) -> None:
     """Train a SentencePiece model on text files; writes NAME.model and its pieces, NAME.vocab.
 
     Args:
         texts: file names. The model stores them, so relative names keep it independent of the machine.
         model: NAME.model.
         lines: train on about this many lines, evenly spread over the texts (default: all lines).
+        every: leave out every N-th line of each text, which `clean` holds out (0: none).
     """
     source: Dict[str, Any] = {"input": list(texts)}
-    if lines is not None:  # SentencePiece's own sampling is not reproducible
-        with fileinput.input(texts, mode="rb") as stream:
-            step = max(1, sum(1 for _ in stream) // lines)
-        every_line = fileinput.input(texts, mode="rb")  # noqa: SIM115  (read below)
-        source = {"sentence_iterator": itertools.islice(every_line, 0, None, step)}
+    if lines is not None or every:
+        step = 1
+        if lines is not None:  # SentencePiece's own sampling is not reproducible
+            with fileinput.input(texts, mode="rb") as stream:
+                step = max(1, sum(1 for _ in stream) // lines)
+        stream = fileinput.input(texts, mode="rb")  # noqa: SIM115  (read below)
+        used = (line for line in stream if not every or stream.filelineno() % every)
+        source = {"sentence_iterator": itertools.islice(used, 0, None, step)}
     sentencepiece.SentencePieceTrainer.train(
         **source,
         model_prefix=str(Path(model).with_suffix("")),
@@ -72,19 +76,19 @@ def check_held_out(pieces: Path, raw: Path) -> None:
 
 def clean(
     source: Path, kept: Path, held_out: Path, langs: Tuple[str, str], longest: int, ratio: float, every: int = 0
-) -> str:
+) -> Dict[str, int]:
     """Write the pairs of SOURCE.LANG whose lengths are within the limits to KEPT.LANG.
 
     Args:
         source: prefix of the two files of pieces; `kept` and `held_out` are prefixes too.
         longest: most pieces of either side. An empty side is never kept.
         ratio: largest ratio of the lengths of the two sides.
-        every: write every N-th of these pairs to HELD_OUT.LANG instead (0: none).
+        every: write the pairs of every N-th line to HELD_OUT.LANG instead (0: none).
 
     Returns:
-        The numbers of pairs, as text.
+        The numbers of pairs: ``kept``, ``held out`` (with `every`) and ``left out``.
     """
-    left_out = within_limits = 0
+    left_out = 0
     written = {"kept": 0}
     if every:
         written["held out"] = 0
@@ -105,10 +109,8 @@ def clean(
             if shorter < 1 or longer > longest or longer > ratio * shorter:
                 left_out += 1
                 continue
-            within_limits += 1
-            destination = "held out" if every and within_limits % every == 0 else "kept"
+            destination = "held out" if every and number % every == 0 else "kept"
             written[destination] += 1
             for line, file in zip(pair, outputs[destination], strict=True):
                 file.write(line)
-    counts = {**written, "left out": left_out}
-    return ", ".join(f"{number:,} pairs {what}" for what, number in counts.items())
+    return {**written, "left out": left_out}

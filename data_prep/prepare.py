@@ -90,7 +90,7 @@ class Preparation:
         before = Path.cwd()
         os.chdir(raw)  # the model stores the file names that SentencePiece is given
         try:
-            pieces.train(texts, f"../{model.name}", vocab_size, self.set.sentencepiece_lines)
+            pieces.train(texts, f"../{model.name}", vocab_size, self.set.sentencepiece_lines, self.set.every)
         finally:
             os.chdir(before)
 
@@ -105,10 +105,24 @@ class Preparation:
                     pieces.check_held_out(folder / file, raw / file)
 
     def clean(self, raw: Path, folder: Path) -> Dict[str, str]:
-        """Leave out training pairs, and hold out some; returns split → text in pieces."""
+        """Leave out training pairs, and hold out some; returns split → text in pieces.
+
+        Raises:
+            CorpusError: too few pairs remain.
+        """
         limits = (self.set.longest, self.set.ratio, self.set.every)
         counts = pieces.clean(folder / "train", folder / "clean", folder / "valid", self.languages, *limits)
-        self.say(f"cleaning: {counts}")
+        numbers = ", ".join(f"{number:,} pairs {what}" for what, number in counts.items())
+        self.say(f"cleaning: {numbers}")
+        min_pairs = {"kept": 1, "held out": 1}
+        if self.set.kind == "program":
+            min_pairs["kept"] = program_of(self.name).MIN_PAIRS["train"]
+        for what, least in min_pairs.items():
+            if counts.get(what, least) < least:
+                raise CorpusError(
+                    f"the number of pairs {what} must be at least {least:,} (at most {self.set.longest} pieces on one "
+                    f"side, length ratio at most {self.set.ratio:g}); got {numbers}"
+                )
         for path in raw.glob("train.*"):
             path.unlink()
         return {"valid": "valid", **self.set.texts, "train": "clean"}

@@ -22,10 +22,12 @@ training run.
 
 import argparse
 import logging
+import os
 import sys
 from dataclasses import fields
 
 from collab_fairseq.records.files import check_writable, write_json
+from fairseq_modern.errors import UserError
 
 from . import options
 
@@ -67,7 +69,10 @@ def run(args: argparse.Namespace) -> int:
     options.check_new(args.output)
     check_writable(args.json)
     if args.json:
-        options.check_distinct(args.json, args.checkpoint)
+        inputs = (args.checkpoint, args.calibration, args.distill_text, *(file for _, file in args.reference))
+        options.check_distinct(args.json, *filter(None, inputs))
+        if os.path.realpath(args.json) == os.path.realpath(args.output):
+            raise UserError(f"--json and --output must be two files; got {args.json} for both")
     args.device = options.choose_device(args)
     from collab_fairseq.reparam.pipeline import Settings, convert_model, table
 

@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Any, Dict, List, Sequence
 from collab_fairseq.records.files import check_writable, write_bytes, write_json
 from fairseq_modern.errors import UserError
 
+from .options import check_distinct
+
 if TYPE_CHECKING:
     from collab_fairseq.scoring.evaluation import Evaluation
     from collab_fairseq.scoring.significance import Comparison
@@ -52,6 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check_writable(args.json, args.hypotheses)
+    if args.hypotheses and not args.hypotheses.endswith(".gz"):
+        raise UserError(f"--hypotheses must be an output file whose name ends in .gz; got {args.hypotheses}")
+    inputs = [*args.logs, *(args.baseline or []), args.reference, args.source, args.comet]
+    for output in filter(None, (args.json, args.hypotheses)):
+        check_distinct(output, *filter(None, inputs))
     if args.target_lang is not None:
         from collab_fairseq.translation.tokenizer import check_language
 

@@ -21,7 +21,7 @@ from collab_fairseq.modules.sites import attention_layers, swapped
 from collab_fairseq.translation import TrainedModel, batches, with_state
 
 from .calibrate import Calibration
-from .fairseq import convert, sources
+from .fairseq import check_logits, convert, sources
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,11 @@ def divergences(
     Args:
         variants: name of the variant → ``site.layer`` → replacement of that layer.
         split, text: see :func:`collab_fairseq.translation.batches`.
+
+    Raises:
+        ConfigurationError: the model has an adaptive softmax.
     """
+    check_logits(trained)
     totals = dict.fromkeys(variants, 0.0)
     tokens = 0
     pad = trained.task.target_dictionary.pad()

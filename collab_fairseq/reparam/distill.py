@@ -23,7 +23,7 @@ from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import TrainedModel, batches, with_state
 
 from .allocation import divergences
-from .fairseq import SCORE_PARAMETERS, converted, sources
+from .fairseq import SCORE_PARAMETERS, check_logits, converted, sources
 from .scores import scores_of
 
 logger = logging.getLogger(__name__)
@@ -115,7 +115,11 @@ def distill(
         The scores of all layers, or ``weights`` if training did not reduce the divergence; and measurements for
         records: ``before`` and ``after``, KL(p ‖ p') in bits per target token on the first 200 sentences; ``curve``,
         pairs of step and training divergence since the last point; ``cpu_seconds``, CPU time of this process.
+
+    Raises:
+        ConfigurationError: the model has an adaptive softmax.
     """
+    check_logits(trained)
     rate = 5e-3 if rate is None else rate
     if steps < 1 or not rate > 0:
         raise ReparamError(f"distillation needs at least one step and a positive rate; got {steps} and {rate:g}")

@@ -136,6 +136,8 @@ def convert_model(checkpoint: PathLike, output: PathLike, settings: Settings) ->
         text=bool(settings.calibration or settings.evaluate),
     )
     layer_ids = fairseq.layer_ids(trained, settings.sites)
+    if budget or settings.distill:
+        fairseq.check_logits(trained)
     if budget:
         allocation.check_budget(trained, layer_ids, budget)
     if settings.evaluate:

@@ -46,7 +46,7 @@ def text_of(
             )
         if number and not (number.isdigit() and int(number) > 0):
             raise TranslationError(f"the number of sentences in {option} must be at least 1; got {flag}")
-        sentences = int(number) if number else _DEFAULT_SENTENCES
+        sentences = min(int(number) if number else _DEFAULT_SENTENCES, len(dataset(trained, split)))
         description = f"the first {sentences} sentences of {split}"
         if seed is None:
             return split, {"text": description, "sentences": sentences}
@@ -74,5 +74,5 @@ def _sources(trained: TrainedModel, split: str, sentences: int) -> List[str]:
     """The first sentences of a split, in the model's tokens, except those longer than the model's maximum."""
     data = dataset(trained, split)
     longest: int = trained.model.max_positions()[0]  # type: ignore[operator]
-    first = (data.src[number] for number in range(min(sentences, len(data.src))))
+    first = (data.src[number] for number in range(sentences))
     return [data.src_dict.string(tokens) for tokens in first if len(tokens) <= longest]

@@ -36,6 +36,7 @@ from collab_fairseq.reparam.allocation import allocate_ranks, measure_divergence
 from collab_fairseq.reparam.fairseq import calibrate, converted, layer_ids, output_errors, sources
 from collab_fairseq.reparam.pipeline import FittedModel, fit_model
 from collab_fairseq.reparam.text import text_of
+from collab_fairseq.translation.text import dataset
 
 logger = logging.getLogger("recipe")
 
@@ -118,12 +119,14 @@ class Study:
             "sizes": {name: config[name] for name in SIZES},
         }
         files = [file for file in sorted(Path(args.data).iterdir()) if file.suffix != ".log"]
+        available = len(dataset(self.trained, "train"))
         uses_tensorly = {"paper", "authors"} & {*args.methods}
         return {
             "model": model,
             "data": {file.name: checkpoints.sha256(file) for file in files},
             "references": {split: checkpoints.file_setting(file) for split, file in args.reference},
-            **{name: getattr(args, name) for name in ("sentences", "distill", "unlabelled", "seeds")},
+            **{name: min(getattr(args, name), available) for name in ("sentences", "unlabelled")},
+            **{name: getattr(args, name) for name in ("distill", "seeds")},
             **{name: list(map(str, getattr(args, name))) for name in ("distill_ranks", "ranks", "bleu_ranks")},
             "tensorly": importlib.metadata.version("tensorly") if uses_tensorly else None,
         }

@@ -26,6 +26,8 @@ SIDE_SETTINGS = ("layers", "embed_dim", "ffn_embed_dim", "attention_heads", "nor
 #: other settings that it takes from its checkpoint
 MODEL_SETTINGS = (
     *("share_all_embeddings", "share_decoder_input_output_embed", "layernorm_embedding", "activation_fn"),
+    *("no_scale_embedding", "no_token_positional_embeddings", "no_decoder_final_norm"),
+    *("no_cross_attention", "cross_self_attention", "mask_heads", "quant_noise_scalar"),
     *("dropout", "attention_dropout", "activation_dropout"),
 )
 
@@ -78,7 +80,7 @@ def open_folder(args: argparse.Namespace, recipe: str, options: Dict[str, Any]) 
 
 
 def model_flags(checkpoint: str) -> List[str]:
-    """Flags of fairseq-train for a model with the dimensions of a checkpoint."""
+    """Flags of fairseq-train for a model with the settings of a checkpoint; --attention-from has those of attention."""
     config = model_config(as_transformer_collab(checkpoints.load(checkpoint)))
     names = [*(f"{side}_{name}" for side in ("encoder", "decoder") for name in SIDE_SETTINGS), *MODEL_SETTINGS]
     model = {name: config.get(name) for name in names}

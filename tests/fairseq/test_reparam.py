@@ -161,18 +161,23 @@ def test_unweighted_fit_needs_no_data(checkpoint, tmp_path, caplog):
         ("--key-dim 8 --evaluate --reference test=SHORT", "short.txt must have 20 lines"),
         ("--key-dim 8 --sites none", "has no attention at 'none'"),
         ("--key-dim 8 --output SOURCE", "already exists; choose another --output"),
+        ("--key-dim 8 --json FOLDER/./out.pt", "--json and --output must be two files; got "),
+        ("--key-dim 8 --json SHORT --calibration SHORT", "short.txt is one of the inputs"),
+        ("--key-dim 8 --json SHORT --evaluate --reference test=SHORT", "short.txt is one of the inputs"),
     ],
 )
 def test_rejects_mistakes_and_writes_nothing(checkpoint, tiny_data, tmp_path, tmp_path_factory, capsys, flags, message):
     (short := tmp_path_factory.mktemp("references") / "short.txt").write_text("one\ntwo\n")
-    flags = flags.replace("SHORT", str(short)).replace("SOURCE", str(checkpoint)).split()
+    for name, path in (("SHORT", short), ("SOURCE", checkpoint), ("FOLDER", tmp_path)):
+        flags = flags.replace(name, str(path))
     before = checkpoints.sha256(checkpoint)
-    arguments = ["reparam", str(checkpoint), "--data", str(tiny_data), "--output", str(tmp_path / "out.pt"), *flags]
-    assert main(arguments) == 1
+    arguments = ["reparam", str(checkpoint), "--data", str(tiny_data), "--output", str(tmp_path / "out.pt")]
+    assert main([*arguments, *flags.split()]) == 1
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("collab reparam: error: ")
     assert message in error
     assert list(tmp_path.iterdir()) == []
+    assert short.read_text() == "one\ntwo\n"
     assert checkpoints.sha256(checkpoint) == before
 
 

@@ -2,17 +2,23 @@
 
 import itertools
 import math
+from argparse import Namespace
 
 import pytest
 import torch
 
+from collab_fairseq import checkpoints
+from collab_fairseq.cli.main import main
+from collab_fairseq.heads.relevance import steps
+from collab_fairseq.modules.fairseq_compat import model_config
+from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.reparam import ReparamError, relative_error, scores_of
 from collab_fairseq.reparam.allocation import allocate_ranks, convex, divergences, measure_divergences
 from collab_fairseq.reparam.distill import distill
 from collab_fairseq.reparam.fairseq import calibrate, convert, converted
 from collab_fairseq.reparam.text import text_of
-from collab_fairseq.translation import batches, with_state
+from collab_fairseq.translation import batches, load_model, with_state
 from tests.fairseq.heads_cases import LAYER_IDS, load, standard_state
 
 
@@ -106,6 +112,16 @@ def test_translations_are_sampled_from_the_model(trained, sampled):
     assert sum(one == reference for one, reference in zip(targets(sampled), targets("train"), strict=True)) < 10
 
 
+def test_text_records_the_sentences_that_exist(trained):
+    """The corpus has 200 training pairs."""
+    for flag, number in (("train:1000000", 200), ("train", 200), ("train:64", 64)):
+        expected = {"text": f"the first {number} sentences of train", "sentences": number}
+        assert text_of(flag, trained, 4000) == ("train", expected)
+    description = text_of("train:201", trained, 4000, option="beyond", seed=1)[1]
+    expected = "the first 200 sentences of train, translations drawn from the model"
+    assert description == {"text": expected, "sentences": 200}
+
+
 def distill_by_autograd(trained, start, split, steps, rate):
     """:func:`distill` on a single batch, by autograd of the loss in its docstring."""
     model = with_state(trained, converted(trained, start)).model
@@ -163,6 +179,34 @@ def test_distillation_that_diverges_returns_the_start(trained, calibrations, sam
     weights, measurements = distill(trained, start, sampled, 2, rate=100.0)
     assert weights == start
     assert measurements["after"] == measurements["before"] > 0
+
+
+def test_rejects_adaptive_softmax_where_logits_are_needed(trained, start, sampled, tiny_data, tmp_path, capsys, caplog):
+    """Conversion without them is the control."""
+    not_shared = dict.fromkeys(("share_all_embeddings", "share_decoder_input_output_embed"), False)
+    config = Namespace(**{**model_config(trained.state), **not_shared, "adaptive_softmax_cutoff": [8]})
+    model = trained.task.build_model(config)
+    cfg = {**trained.state["cfg"], "model": config}
+    checkpoints.save({**trained.state, "cfg": cfg, "model": model.state_dict()}, tmp_path / "adaptive.pt")
+    source = load_model(tmp_path / "adaptive.pt", tiny_data)
+    sample = next(iter(batches(source, "valid")))
+    for measure in (
+        lambda: divergences(source, {}, "valid"),
+        lambda: distill(source, start, sampled, 1),
+        lambda: next(steps(source, sample)),
+    ):
+        with pytest.raises(ConfigurationError, match=r"needs? logits .* has an adaptive softmax"):
+            measure()
+    command = ["reparam", str(tmp_path / "adaptive.pt"), "--data", str(tiny_data), "--calibration", "train:9"]
+    command += ["--output", str(tmp_path / "converted.pt")]
+    caplog.set_level("INFO")
+    for flags in ("--budget mean:8", "--key-dim 8 --distill 1"):
+        assert main([*command, *flags.split()]) == 1
+        assert "a budget and distillation need logits" in capsys.readouterr().err
+        assert not (tmp_path / "converted.pt").exists()
+    assert "calibrating on" not in caplog.text
+    assert main([*command, "--key-dim", "8"]) == 0
+    assert "calibrating on" in caplog.text
 
 
 def test_seed_determines_distillation(trained, start, sampled):

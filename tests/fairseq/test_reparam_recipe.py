@@ -18,8 +18,8 @@ def command(tiny_run, tiny_data, tmp_path_factory):
     pytest.importorskip("matplotlib")
     output = tmp_path_factory.mktemp("study")
     flags = "--finetune-updates 4 --ranks 1/2 --bleu-ranks 3/4 --seeds 1 --distill 2 --distill-ranks 1/2 --sentences 30"
-    files = ["--model", tiny_run / "checkpoint_best.pt", "--data", tiny_data, "--output", output]
-    return [RECIPE / "run.sh", *files, "--name", "tiny", "--python", sys.executable, *flags.split(), "--unlabelled", 30]
+    files = ["--model", tiny_run / "checkpoint_best.pt", "--data", tiny_data, "--output", output, "--unlabelled", 1000]
+    return [RECIPE / "run.sh", *files, "--name", "tiny", "--python", sys.executable, *flags.split()]
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +49,10 @@ def test_record_has_every_method(done):
     assert paper["errors"] == authors["errors"]
     assert paper["output_errors"] != authors["output_errors"]
     assert record["settings"]["tensorly"]
+    assert (record["settings"]["sentences"], record["settings"]["unlabelled"]) == (30, 200)  # of 200
+    table = (done / "table.md").read_text(encoding="utf-8")
+    assert "calibrated on 30 sentences" in table
+    assert "without labels, on 200 source sentences of the training text" in table
     assert len(record["settings"]["model"]["sha256"]) == 64
 
 

@@ -78,6 +78,19 @@ def test_folder_keeps_its_split(tmp_path, pairs):
     assert (tmp_path / "out" / "data-bin" / "train.de-en.en.bin").is_file()
 
 
+def test_rejects_corpora_without_enough_pairs_within_the_length_limits(tmp_path, pairs):
+    long = [[" ".join(side) for side in zip(*pairs[number : number + 15], strict=True)] for number in range(520)]
+    files = write(tmp_path, long)
+    before = content(tmp_path)
+    prepare = ["bash", ROOT / "data_prep" / "own.sh", "--output", tmp_path / "out", "--source", *files]
+    messages = (
+        "the number of pairs kept must be at least 500 (at most 250 pieces ",
+        "; got 0 pairs kept, 500 pairs left out",
+    )
+    rejected(run(*prepare, check=False), *messages)
+    assert content(tmp_path) == before
+
+
 SOURCE = "--source mine.en mine.de"
 
 

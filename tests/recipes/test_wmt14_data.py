@@ -14,6 +14,7 @@ import archives
 import folders
 import pytest
 import sentencepiece
+import toy
 import unpack
 from fairseq.data import Dictionary, data_utils
 from sacrebleu.dataset import DATASETS
@@ -263,7 +264,8 @@ def test_raw_corpora_are_cleaned_and_encoded(name, option, archive, languages, t
     data = tmp_path / "data" / name
 
     source, target = languages
-    assert len(sentencepiece.SentencePieceProcessor(model_file=str(data / "sentencepiece.model"))) == 200
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(data / "sentencepiece.model"))
+    assert len(processor) == 200
     words = Dictionary.load(str(data / "data-bin" / f"dict.{target}.txt"))
     sets = {
         split: data_utils.load_indexed_dataset(str(data / "data-bin" / f"{split}.{source}-{target}.{target}"), words)
@@ -271,7 +273,13 @@ def test_raw_corpora_are_cleaned_and_encoded(name, option, archive, languages, t
     }
     left_out = int(re.search(r"(\d+) pairs left out", done.stderr)[1])
     assert 0 < left_out < 100
-    held_out = (200 - left_out) // 23 if name.startswith("iwslt") else 0
+    held_out = 0
+    if name.startswith("iwslt"):
+        pairs = toy.corpus(1, {"train": 200, "valid": 12, "test": 20})["train"][22::23]
+        in_pieces = [[processor.encode(side, out_type=str) for side in pair] for pair in pairs]
+        within_limits = [" ".join(en) for en, de in in_pieces if max(len(en), len(de)) <= 1.5 * min(len(en), len(de))]
+        assert [words.string(line) for line in sets["valid"]] == within_limits
+        held_out = len(within_limits)
     assert len(sets["train"]) == 200 - left_out - held_out
     assert len(sets["valid"]) == (held_out or 12)
     references = (folder / f"references.{target}").read_text(encoding="utf-8").splitlines()

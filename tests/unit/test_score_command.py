@@ -14,6 +14,7 @@ from collab_fairseq.scoring.evaluation import evaluate
 from collab_fairseq.scoring.significance import paired_bootstrap
 from collab_fairseq.scoring.sufficient_statistics import load
 from fairseq_modern.errors import UserError
+from tests.common import content
 from tests.unit.test_scoring import GUESS, RAW, log_lines, write
 
 DICTIONARIES = [
@@ -79,6 +80,11 @@ def test_log_and_plain_text_have_equal_scores_and_are_compared(tmp_path, capsys)
         ("plain.txt --reference bomb.de", "bomb.de must have at most 1,000,000 bytes"),
         ("tokens --target-lang de --baseline tokens", "needs a raw --reference for tokenised text"),
         ("empty.txt --reference test.de", "empty.txt: no hypotheses"),
+        ("plain.txt --reference test.de --hypotheses plain.txt", "name ends in .gz; got plain.txt"),
+        ("plain.txt --reference test.de --baseline other.gz --hypotheses other.gz", "other.gz is one of the inputs"),
+        ("plain.txt --reference test.de --json plain.txt", "plain.txt is one of the inputs"),
+        ("plain.txt --reference test.de --json ./test.de", "./test.de is one of the inputs"),
+        ("plain.txt --reference test.de --comet x --source short.de --json short.de", "short.de is one of the inputs"),
     ],
 )
 def test_errors_are_one_line(tmp_path, monkeypatch, capsys, arguments, message):
@@ -89,10 +95,13 @@ def test_errors_are_one_line(tmp_path, monkeypatch, capsys, arguments, message):
         write(tmp_path / name, lines)
     monkeypatch.setattr(references, "_LEAST_LIMIT", 1_000_000)
     (tmp_path / "bomb.de").write_bytes(gzip.compress(b"a\n" * 1_000_000))
+    (tmp_path / "other.gz").write_bytes(gzip.compress((tmp_path / "other.txt").read_bytes()))
+    before = content(tmp_path)
     assert main(["score", *arguments.split()]) == 1
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+    assert content(tmp_path) == before
 
 
 def test_comet_scores_sources_hypotheses_and_references(tmp_path, monkeypatch, capsys):

@@ -1,0 +1,49 @@
+"""Fine-tuning of a trained model: its flags give the function of its checkpoint."""
+
+from argparse import Namespace
+
+import pytest
+import torch
+from fairseq import models, options
+from runner.finetune import model_flags
+
+from tests.fairseq.models import SMALL, Task, arguments, batch
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"no_scale_embedding": True},
+        {"no_token_positional_embeddings": True},
+        {"layernorm_embedding": True, "activation_fn": "gelu", "encoder_learned_pos": True},
+        {"decoder_normalize_before": True, "no_decoder_final_norm": True},
+        {"cross_self_attention": True},
+        {"cross_self_attention": True, "no_cross_attention": True},
+        {"mask_heads": "E:1:1 A:2:2"},
+    ],
+)
+def test_fine_tuned_model_computes_the_function_of_its_source(settings, tmp_path):
+    args = arguments(**SMALL, **settings, task="translation")
+    torch.manual_seed(0)
+    source = models.build_model(args, Task()).eval()
+    checkpoint = str(tmp_path / "source.pt")
+    torch.save({"cfg": {"model": args}, "args": None, "model": source.state_dict()}, checkpoint)
+    start = ["--attention-from", checkpoint, "--finetune-from-model", checkpoint]
+    command = [str(tmp_path), "--task", "translation", *model_flags(checkpoint), *start]
+    parsed: Namespace = options.parse_args_and_arch(options.get_training_parser(), command)
+    model = models.build_model(parsed, Task()).eval()
+    model.load_state_dict(source.state_dict())
+    with torch.no_grad():
+        expected, logits, other = (each(*batch())[0] for each in (source, model, models.build_model(parsed, Task())))
+    assert torch.equal(logits, expected)
+    assert not torch.allclose(other, expected)  # control: other parameters
+
+
+def test_quantisation_is_kept(tmp_path):
+    """fairseq quantises the model on GPUs only."""
+    for value in (0.5, 0):
+        args = arguments(**SMALL, quant_noise_scalar=value)
+        torch.save({"cfg": {"model": args}, "args": None, "model": {}}, tmp_path / "source.pt")
+        words = model_flags(str(tmp_path / "source.pt"))
+        assert words[words.index("--quant-noise-scalar") + 1] == str(value)
