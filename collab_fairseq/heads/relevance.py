@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from collab_fairseq.attention import KeyValue
 from collab_fairseq.attention.cache import Attended
 from collab_fairseq.modules.heads import head_name
-from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import TrainedModel, batches
 from fairseq_modern.errors import UserError
@@ -85,15 +84,11 @@ def values_only(layers: Layers) -> ContextManager[None]:
 def steps(trained: TrainedModel, sample: Any) -> Iterator[Dict[str, Tensor]]:
     """Relevance of the H heads of each encoder layer at every generation step of N sentences: layer_id → (N, H).
 
-    A model with an adaptive softmax raises ConfigurationError: the output of its decoder is features, not logits.
+    Raises:
+        ConfigurationError: the model has an adaptive softmax.
     """
-    model: Any = trained.model
-    layers = attention_layers(model)
-    if model.decoder.adaptive_softmax is not None:
-        raise ConfigurationError(
-            "relevance needs logits of the complete vocabulary, but the model has an adaptive softmax "
-            "(--adaptive-softmax-cutoff); give --relevance-sentences 0"
-        )
+    model, layers = trained.model, attention_layers(trained.model)
+    trained.check_logits("relevance; give --relevance-sentences 0")
     sentences = sample["net_input"]["src_tokens"].size(0)
     parameter = next(model.parameters())
     multipliers: Dict[str, Tensor] = {}

@@ -21,7 +21,7 @@ from collab_fairseq.modules.sites import attention_layers, swapped
 from collab_fairseq.translation import TrainedModel, batches, with_state
 
 from .calibrate import Calibration
-from .fairseq import check_logits, convert, sources
+from .fairseq import convert, sources
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def divergences(
     Raises:
         ConfigurationError: the model has an adaptive softmax.
     """
-    check_logits(trained)
+    trained.check_logits("a budget or distillation")
     totals = dict.fromkeys(variants, 0.0)
     tokens = 0
     pad = trained.task.target_dictionary.pad()

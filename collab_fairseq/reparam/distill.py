@@ -23,7 +23,7 @@ from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import TrainedModel, batches, with_state
 
 from .allocation import divergences
-from .fairseq import SCORE_PARAMETERS, check_logits, converted, sources
+from .fairseq import SCORE_PARAMETERS, converted, sources
 from .scores import scores_of
 
 logger = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ def distill(
     Raises:
         ConfigurationError: the model has an adaptive softmax.
     """
-    check_logits(trained)
+    trained.check_logits("distillation")
     rate = 5e-3 if rate is None else rate
     if steps < 1 or not rate > 0:
         raise ReparamError(f"distillation needs at least one step and a positive rate; got {steps} and {rate:g}")

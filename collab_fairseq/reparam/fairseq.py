@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from collab_fairseq.attention.factors import ReparamError, ScoreWeights
 from collab_fairseq.modules.fairseq_compat import as_transformer_collab, drop_training_state, model_config
-from collab_fairseq.modules.settings import SITES, ConfigurationError, parse_sites
+from collab_fairseq.modules.settings import SITES, parse_sites
 from collab_fairseq.modules.sites import attention_layers, parameter_prefix
 from collab_fairseq.translation import TrainedModel, batches
 
@@ -40,16 +40,6 @@ def layer_ids(trained: TrainedModel, sites: str = "_".join(SITES)) -> List[str]:
     if not selected:
         raise ReparamError(f"the model has no attention at {sites!r}")
     return selected
-
-
-def check_logits(trained: TrainedModel) -> None:
-    """Raise ConfigurationError for an adaptive softmax: the output of its decoder is features, not logits."""
-    model: Any = trained.model
-    if model.decoder.adaptive_softmax is not None:
-        raise ConfigurationError(
-            "a budget and distillation need logits of the complete vocabulary, but the model has an adaptive softmax "
-            "(--adaptive-softmax-cutoff); give --key-dim without --distill"
-        )
 
 
 def sources(trained: TrainedModel, layer_ids: Optional[Sequence[str]] = None) -> Dict[str, ScoreWeights]:

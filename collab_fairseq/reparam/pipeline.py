@@ -137,7 +137,7 @@ def convert_model(checkpoint: PathLike, output: PathLike, settings: Settings) ->
     )
     layer_ids = fairseq.layer_ids(trained, settings.sites)
     if budget or settings.distill:
-        fairseq.check_logits(trained)
+        trained.check_logits("a budget or distillation; give --key-dim without --distill")
     if budget:
         allocation.check_budget(trained, layer_ids, budget)
     if settings.evaluate:

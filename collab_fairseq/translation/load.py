@@ -42,6 +42,19 @@ class TrainedModel:
     device: torch.device
     seed: int
 
+    def check_logits(self, purpose: str) -> None:
+        """Raise ConfigurationError if the decoder returns features instead of logits, as with an adaptive softmax.
+
+        Args:
+            purpose: what needs logits, and the remedy, for the message.
+        """
+        model: Any = self.model
+        if model.decoder.adaptive_softmax is not None:
+            raise ConfigurationError(
+                "the model has an adaptive softmax (--adaptive-softmax-cutoff), without logits of the complete "
+                f"vocabulary, which are needed for {purpose}"
+            )
+
 
 def load_model(
     checkpoint: PathLike, data: Optional[PathLike] = None, *, device: str = "cpu", seed: int = 1, text: bool = True

@@ -195,14 +195,14 @@ def test_rejects_adaptive_softmax_where_logits_are_needed(trained, start, sample
         lambda: distill(source, start, sampled, 1),
         lambda: next(steps(source, sample)),
     ):
-        with pytest.raises(ConfigurationError, match=r"needs? logits .* has an adaptive softmax"):
+        with pytest.raises(ConfigurationError, match="has an adaptive softmax"):
             measure()
     command = ["reparam", str(tmp_path / "adaptive.pt"), "--data", str(tiny_data), "--calibration", "train:9"]
     command += ["--output", str(tmp_path / "converted.pt")]
     caplog.set_level("INFO")
     for flags in ("--budget mean:8", "--key-dim 8 --distill 1"):
         assert main([*command, *flags.split()]) == 1
-        assert "a budget and distillation need logits" in capsys.readouterr().err
+        assert "which are needed for a budget or distillation" in capsys.readouterr().err
         assert not (tmp_path / "converted.pt").exists()
     assert "calibrating on" not in caplog.text
     assert main([*command, "--key-dim", "8"]) == 0
