@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .attention_type import Flag
 from .cache import Attended, KeyValue
 from .factors import ReparamError, ScoreWeights
-from .projections import linear
+from .projections import is_plain, linear
 from .standard import StandardAttention
 from .transforms import is_tracing
 
@@ -119,8 +119,13 @@ class LatentAttention(StandardAttention):
         return outputs, weights
 
     def _absorbs(self, query_len: int, key_len: int, dropout: float) -> bool:
-        """Whether absorbing is possible (weights must sum to 1) and takes fewer multiplications than expanding."""
+        """Whether absorbing is possible and takes fewer multiplications than expanding.
+
+        Weights must sum to 1. Absorbing reads the weights of ``k_proj`` and ``v_proj`` instead of calling them.
+        """
         if self.training or dropout > 0.0 or key_len == 0 or is_tracing():
+            return False
+        if not (is_plain(self.k_proj) and is_plain(self.v_proj)):
             return False
         width = self.key_dim + self.num_heads * self.head_dim
         expanding = key_len * self.latent_dim * width + query_len * key_len * width

@@ -23,6 +23,17 @@ def linear(inputs: Tensor, *layers: nn.Linear) -> List[Tensor]:
     return [output.transpose(0, 1) for output in outputs] if transposed else outputs
 
 
+def is_plain(layer: nn.Module) -> bool:
+    """Whether calling a layer only computes ``nn.functional.linear``: ``nn.Linear`` itself, without hooks."""
+    hooks = (
+        layer._forward_pre_hooks,
+        layer._forward_hooks,
+        layer._backward_pre_hooks,
+        layer._backward_hooks,
+    )
+    return type(layer) is nn.Linear and not any(hooks)
+
+
 def _worth_fusing(inputs: Tensor, *layers: nn.Linear) -> bool:
     """Whether one product with the concatenated weights is faster than one product per layer.
 
@@ -31,8 +42,7 @@ def _worth_fusing(inputs: Tensor, *layers: nn.Linear) -> bool:
     """
     if len(layers) < 2 or inputs.device.type != "cpu" or not torch.is_grad_enabled():
         return False
-    plain = [type(x) is nn.Linear and not x._forward_pre_hooks and not x._forward_hooks for x in layers]
-    return all(plain)
+    return all(map(is_plain, layers))
 
 
 def _fused(inputs: Tensor, *layers: nn.Linear) -> List[Tensor]:

@@ -1,7 +1,8 @@
 """``--to huggingface``: a folder for ``transformers``, with its class FSMT of fairseq's translation models.
 
 FSMT is fairseq's post-norm ``transformer``, so heads must fit as in :mod:`.fairseq`. Its tokenizer supports Moses with
-BPE codes. For SentencePiece, the folder has the SentencePiece model, and its README shows how to use it.
+BPE codes, but normalises punctuation first and has no option to disable that. For SentencePiece, the folder has the
+SentencePiece model, and its README shows how to use it.
 """
 
 import os
@@ -28,6 +29,11 @@ model = transformers.FSMTForConditionalGeneration.from_pretrained("DIR")
 text = "A man is riding a bike."
 output = model.generate(**tokenizer(text, return_tensors="pt"), num_beams=5, max_length=200)[0]
 print(tokenizer.decode(output, skip_special_tokens=True))"""
+
+_NORMALISATION = [
+    'Before it splits a text, `FSMTTokenizer` normalises punctuation (“ becomes ") and removes control characters;',
+    "`collab translate` does neither. Both give the model the same tokens if the text is already normalised.",
+]
 
 #: FSMT's tokenizer does not support SentencePiece
 _WITH_SENTENCEPIECE = """\
@@ -87,7 +93,7 @@ def export(source: Source, output: PathLike) -> None:
             raise OSError(str(error)) from error
         if card.subwords == "subword_nmt" and card.moses:
             _write_tokenizer(source, folder)
-            usage += ["", "```python", _WITH_TOKENIZER, "```"]
+            usage += ["", "```python", _WITH_TOKENIZER, "```", "", *_NORMALISATION]
         elif card.subwords == "sentencepiece" and not card.moses:
             code = _WITH_SENTENCEPIECE.replace("SOURCE", card.source_lang).replace("TARGET", card.target_lang)
             code = code.replace("GIVEN", "text.lower()" if card.lowercase else "text")

@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 LAST = "checkpoint_last.pt"  # fairseq's default of --restore-file
 #: settings that ``--attention-from`` takes from the checkpoint
 _INHERITED = (
+    "encoder_attention_heads",
+    "decoder_attention_heads",
     "collaborative_heads",
     "key_dim",
     *KEY_DIMS.values(),

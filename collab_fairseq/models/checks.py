@@ -6,6 +6,7 @@ from argparse import Namespace
 from typing import Any, Dict, Mapping, Sequence, Type, get_type_hints
 
 from fairseq.criterions import CRITERION_REGISTRY
+from torch import nn
 
 from collab_fairseq.attention import AttentionLayer
 from collab_fairseq.attention.attention_types import (
@@ -79,17 +80,29 @@ def check_config(cfg: TransformerCollabConfig) -> None:
             raise ConfigurationError(f"--{side}-xformers-att-config is not an option of transformer_collab")
     for site, (attention_type, arguments) in layers.items():
         try:
-            on_meta_device(attention_type, {**arguments, "dropout": cfg.attention_dropout})
+            layer = on_meta_device(attention_type, {**arguments, "dropout": cfg.attention_dropout})
+            _check_noise_blocks(cfg, layer)
         except (ValueError, RuntimeError) as error:  # RuntimeError: too large for PyTorch
             message = _with_flag_names(str(error), attention_type, settings, site)
             raise ConfigurationError(f"{site} attention: {message}") from error
     for layer_id, shape in parse_shapes(cfg.attention_shapes).items():
         site, _, _ = layer_id.partition(".")
         try:
-            on_meta_device(*layer_at(settings, site, shape))
+            _check_noise_blocks(cfg, on_meta_device(*layer_at(settings, site, shape)))
         except (ValueError, RuntimeError) as error:
             raise ConfigurationError(f"attention_shapes[{layer_id}]: {error}") from error
     _check_heads(cfg)
+
+
+def _check_noise_blocks(cfg: TransformerCollabConfig, layer: AttentionLayer) -> None:
+    """Raise ValueError unless blocks of quantization noise divide the inputs of all projections."""
+    block_size = cfg.quant_noise.pq_block_size
+    for projection in layer.children():
+        if isinstance(projection, nn.Linear) and cfg.quant_noise.pq > 0 and projection.in_features % block_size != 0:
+            raise ValueError(
+                f"--quant-noise-pq-block-size must divide the {projection.in_features} inputs of a projection; "
+                f"got {block_size}"
+            )
 
 
 def _flag(name: str) -> str:

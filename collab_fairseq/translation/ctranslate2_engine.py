@@ -65,13 +65,13 @@ class CTranslate2Engine:
             suppress_sequences=[["<blank>"]],  # fairseq's padding
         )
         ranked = [list(zip(best.scores, best.hypotheses, strict=True)) for best in results]
-        # at the maximum length fairseq appends </s> and includes it in the score; CTranslate2 truncates
-        truncated = [any(len(tokens) == search.max_length for _, tokens in best) for best in ranked]
-        self._rescore(sentences, ranked, [row for row, cut in enumerate(truncated) if cut], search)
+        rows = list(range(len(ranked)))  # unlike fairseq, the search renormalises where </s> is not allowed
+        if not search.scores:
+            # at the maximum length fairseq appends </s> and includes it in the score; CTranslate2 truncates
+            rows = [row for row in rows if any(len(tokens) == search.max_length for _, tokens in ranked[row])]
+        self._rescore(sentences, ranked, rows, search)
         for row, best in enumerate(ranked):
             ranked[row] = sorted(best, key=lambda scored: -scored[0])[: search.nbest]
-        if search.scores:  # unlike fairseq, the search renormalises where </s> is not allowed
-            self._rescore(sentences, ranked, [row for row, cut in enumerate(truncated) if not cut], search)
         return [[Hypothesis(tokens, score / math.log(2)) for score, tokens in best] for best in ranked]
 
     def _rescore(self, sentences: Sequence[Sequence[str]], ranked: List[Any], rows: List[int], search: Search) -> None:

@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+import math
 import sys
 from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Protocol, Sequence, Tuple
 
@@ -21,7 +22,7 @@ class Search(NamedTuple):
         nbest: hypotheses returned per sentence, best first.
         lenpen: the log-probability of a hypothesis is divided by its length, </s> included, to this power.
         max_length: maximum length of a translation in tokens, limited by the positions of the decoder.
-        scores: exact scores; False allows an engine to return those of its search, which is faster.
+        scores: return exact scores and rank by them; False allows an engine to use its search's, which is faster.
     """
 
     beam: int = 5
@@ -77,7 +78,7 @@ class Translator:
         self.tokenizer = tokenizer
         self.card = card
 
-    def translate(self, sentences: Sequence[str], *, progress: Optional[bool] = None, **search: object) -> List[str]:
+    def translate(self, sentences: Iterable[str], *, progress: Optional[bool] = None, **search: object) -> List[str]:
         """The best translation of every sentence, in order; an empty sentence stays empty.
 
         Args:
@@ -91,11 +92,12 @@ class Translator:
         return [best[0].text for best in self.search(sentences, progress=progress, **{"scores": False, **search})]
 
     def search(
-        self, sentences: Sequence[str], *, progress: Optional[bool] = None, **search: object
+        self, sentences: Iterable[str], *, progress: Optional[bool] = None, **search: object
     ) -> List[List[Translation]]:
         """The best translations of every sentence with scores, best first; for the arguments see `translate`."""
         if isinstance(sentences, str):
             raise TranslationError("sentences must be a list of strings; got one string")
+        sentences = list(sentences)
         settings = self._settings(search)
         for number, line in enumerate(sentences, start=1):
             if not isinstance(line, str):
@@ -185,6 +187,8 @@ def check_search(**options: object) -> Search:
             "beam and max_length must be at least 1, and nbest between 1 and beam; "
             f"got {search.beam}, {search.max_length} and {search.nbest}"
         )
+    if not math.isfinite(search.lenpen):
+        raise TranslationError(f"lenpen must be finite; got {search.lenpen}")
     return search
 
 

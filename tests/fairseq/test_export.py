@@ -153,6 +153,23 @@ def test_padding_is_never_translated(models, tmp_path):
     assert assert_same_translations(load_both(source, tmp_path), max_length=20)[0].score < -1
 
 
+def test_scores_order_the_hypotheses_of_ctranslate2(models, tmp_path):
+    """Its search ranks some differently, because it renormalises where </s> is not allowed."""
+    source = read_source(models.checkpoint("collaborative"))
+    with torch.no_grad():  # an initial </s> is often probable
+        source.model.decoder.output_projection.weight[2] *= 2
+    write(source, "ctranslate2", tmp_path / "out")
+    translator = collab_fairseq.load(tmp_path / "out")
+    search = {"beam": 5, "max_length": 60}
+    best_two = translator.search(SOURCES, nbest=2, **search)
+    assert any(first.score > second.score + 0.01 for first, second in best_two)
+    for hypotheses, two in zip(translator.search(SOURCES, nbest=5, **search), best_two, strict=True):
+        scores = [one.score for one in hypotheses]
+        assert scores == sorted(scores, reverse=True)
+        assert [one.score for one in two] == pytest.approx(scores[:2], abs=1e-5)
+    assert translator.translate(SOURCES, **search) != [first.text for first, _ in best_two]
+
+
 def log_probability(trained, source, target):
     """Σ log p of a target with </s>, and its length."""
     words, end = trained.task.source_dictionary, trained.task.source_dictionary.eos()
@@ -246,5 +263,9 @@ def test_tokenizers_lowercase_and_split_like_moses_and_bpe(tmp_path):
     ids = [*map(dictionary.index, tokens), dictionary.eos()]
     assert theirs("The RED dog.").input_ids == ids
     assert theirs.decode(ids, skip_special_tokens=True) == "the red dog."
+    readme = (tmp_path / "huggingface" / "README.md").read_text(encoding="utf-8")
+    assert '`FSMTTokenizer` normalises punctuation (“ becomes ")' in readme
+    quoted, normalised = ([*map(dictionary.index, tokenizer.split(f"{q}red{q}")), 2] for q in ("“", '"'))
+    assert theirs("“red“").input_ids == theirs('"red"').input_ids == normalised != quoted
     with pytest.raises(TranslationError, match="export the checkpoint or model folder it was made from"):
         read_source(tmp_path / "huggingface")

@@ -1,15 +1,22 @@
 """Settings of the model: shapes of single layers, kept layers, initialisation, and invalid values."""
 
+import contextlib
+from types import SimpleNamespace
+
 import pytest
 import torch
 from fairseq import models
+from fairseq.dataclass.configs import CheckpointConfig, FairseqConfig
 from fairseq.modules import MultiheadAttention
+from omegaconf import OmegaConf
 
+from collab_fairseq import checkpoints
 from collab_fairseq.attention import GroupedAttention, LatentAttention
+from collab_fairseq.models.arguments import inherit_attention
 from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import attention_layers
 from tests.common import FLOAT32
-from tests.fairseq.models import SMALL, TINY, Task, arguments, batch, build
+from tests.fairseq.models import SMALL, TINY, Task, arguments, batch, both_sides, build
 
 SHAPES = {
     "encoder.0": {"key_dim": 4},
@@ -18,6 +25,7 @@ SHAPES = {
     "decoder.1": {"collaborative": False, "key_dim": 4},
 }
 STANDARD = {"collaborative_heads": "none"}
+NOISE = {"quant_noise_pq": 0.1, "quant_noise_pq_block_size": 4}
 DEEP = {**SMALL, "encoder_layers": 3, "key_dim": 6, "attention_shapes": SHAPES}
 
 
@@ -39,6 +47,30 @@ def test_kept_layers_keep_their_shapes(keep):
     resumed = models.build_model(args, Task())
     resumed.load_state_dict(pruned.state_dict(), model_cfg=args)
     assert torch.equal(resumed.eval()(*batch())[0], pruned(*batch())[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "rejected"),
+    [
+        ({}, True),
+        ({"encoder_layers_to_keep": None}, False),
+        ({"finetune_from_model": "complete.pt"}, False),
+        ({"restore_file": "complete.pt"}, False),
+        ({"save_dir": "with checkpoint_last.pt"}, False),
+    ],
+    ids=str,
+)
+def test_keeping_layers_needs_a_checkpoint(tmp_path, options, rejected):
+    """The new model could not load its own weights."""
+    (tmp_path / "with checkpoint_last.pt").mkdir()
+    (tmp_path / "with checkpoint_last.pt" / "checkpoint_last.pt").touch()
+    options = {"save_dir": "empty", "encoder_layers_to_keep": "0,2", **options}
+    options["save_dir"] = str(tmp_path / options["save_dir"])
+    args = arguments(**DEEP, encoder_layers_to_keep=options.pop("encoder_layers_to_keep"))
+    model = models.build_model(args, Task())
+    trainer = SimpleNamespace(cfg=FairseqConfig(checkpoint=CheckpointConfig(**options)))
+    with pytest.raises(ConfigurationError, match="-to-keep 0,2 selects") if rejected else contextlib.nullcontext():
+        model.check_training(trainer)
 
 
 @pytest.mark.parametrize("arch", ["transformer", "transformer_collab"])
@@ -90,6 +122,43 @@ def test_layers_may_have_their_own_shapes():
     assert model(*batch())[0].shape == (3, 6, 50)
 
 
+@pytest.fixture
+def four_heads(tmp_path):
+    """A checkpoint with standard heads: four in the encoder, one in the decoder."""
+    settings = {**SMALL, **STANDARD, "encoder_attention_heads": 4, "decoder_attention_heads": 1}
+    model = build(**settings).eval()
+    cfg = {"model": {"_name": "transformer_collab", **settings}}
+    checkpoints.save({"cfg": cfg, "model": model.state_dict()}, tmp_path / "four.pt")
+    return model, tmp_path / "four.pt"
+
+
+def test_attention_from_takes_numbers_of_heads(four_heads):
+    """Not those of the preset, which loads the same weights but computes another function."""
+    original, path = four_heads
+    sizes = both_sides(embed_dim=16, ffn_embed_dim=20, layers=2)
+    model = build(**sizes, attention_from=str(path))
+    layers = attention_layers(model)
+    heads = {site: layers[f"{site}.1"].num_heads for site in ("encoder", "cross", "decoder")}
+    assert heads == {"encoder": 4, "cross": 1, "decoder": 1}
+    assert (layers["encoder.1"].scale, layers["decoder.1"].scale) == (0.5, 0.25)
+    preset = build(**sizes, **STANDARD)
+    for loaded, same in ((model, True), (preset, False)):
+        loaded.load_state_dict(original.state_dict())
+        error = (loaded.eval()(*batch())[0] - original(*batch())[0]).abs().max()
+        assert bool(error < FLOAT32) is same
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+def test_attention_from_rejects_another_number_of_heads(four_heads, heads):
+    config = OmegaConf.create({"attention_from": str(four_heads[1]), "encoder_attention_heads": heads})
+    if heads == 4:
+        inherit_attention(config)
+        assert (config.encoder_attention_heads, config.decoder_attention_heads) == (4, 1)
+    else:
+        with pytest.raises(ConfigurationError, match=r"--encoder-attention-heads is 1, but 4 in .*four\.pt; leave out"):
+            inherit_attention(config)
+
+
 def test_sites_may_have_their_own_key_dimensions():
     """With collaborative heads in the encoder only, the decoder is that of fairseq's transformer."""
     model, stock = build(**SMALL, collaborative_heads="encoder", encoder_key_dim=6), build("transformer", **SMALL)
@@ -138,6 +207,10 @@ def test_initial_weights_have_the_variance_of_the_authors_code(heads, key_dim, i
         ({"attention_shapes": {"cross.0": {"keys": 3}}}, "'keys'"),
         ({"attention_shapes": {"encoder.77": {}}}, "encoder.0 to encoder.1, cross.0 to cross.1"),
         ({"encoder_layers_to_keep": [2]}, "--encoder-layers-to-keep .* 0 to 1"),
+        (
+            {**STANDARD, "kv_latent_dim": 6, **NOISE},
+            "encoder attention: .*-block-size must divide the 6 inputs .* got 4",
+        ),
         ({"encoder_xformers_att_config": "{}"}, "--encoder-xformers-att-config"),
         ({"key_dim": "abc"}, "model.key_dim must be of type int; got 'abc'"),
         ({"dropout": 7}, "model.dropout must be between 0 and 1; got 7"),

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import resource
 import shutil
@@ -66,6 +67,7 @@ def test_order_empty_lines_and_batches(translator):
     assert alone[12:14] == ["", ""]
     assert alone[-1] == translator.translate(["a red dog"], **SEARCH)[0] != ""
     assert len(set(alone)) > 3
+    assert translator.translate(iter(lines), **SEARCH) == alone
     assert translator.translate([]) == []
     assert list(batches([5, 0, 9, 2, 5], max_tokens=12)) == [(2,), (0, 4), (3,)]
 
@@ -224,6 +226,8 @@ def test_export_reads_but_never_writes_through_links(exported, translator, tmp_p
     [
         (["the"], {"beam": 2, "nbest": 3}, "nbest"),
         ("the", {}, "one string"),
+        (iter(["the", 3]), {}, "sentence 2 must be a string; got 3"),
+        (["the"], {"lenpen": math.nan}, "lenpen must be finite; got nan"),
         (["the", " ".join(["the"] * 1100)], {}, "sentence 2"),
     ],
 )

@@ -106,6 +106,42 @@ def test_latent_attention_absorbs_weights_only_if_cheaper(name, absorbed):
     assert not layer._absorbs(T, key.size(1), dropout=0.0)  # in training
 
 
+class Doubled(torch.nn.Linear):
+    """As an adapter that changes the output of a projection."""
+
+    def forward(self, inputs):
+        return 2 * super().forward(inputs)
+
+
+@pytest.mark.parametrize("name", ["k_proj", "v_proj"])
+@pytest.mark.parametrize("change", ["subclass", "hook", "pre-hook", "none"])
+def test_latent_attention_calls_changed_projections_in_evaluation(name, change):
+    """As in training, which never absorbs their weights."""
+    layer = build("latent", "cross")
+    query, key, value = inputs("cross")
+    before = layer(query, key, value)[0]
+    projection = layer.get_submodule(name)
+    if change == "subclass":
+        projection.__class__ = Doubled
+    elif change == "hook":
+        projection.register_forward_hook(lambda _, __, output: 2 * output)
+    elif change == "pre-hook":
+        projection.register_forward_pre_hook(lambda _, args: (2 * args[0],))
+    after, in_training = (layer.train(training)(query, key, value)[0] for training in (False, True))
+    assert (after - in_training).abs().max() < FLOAT64
+    assert bool((after - before).abs().max() > 1e-2) is (change != "none")
+
+
+@pytest.mark.parametrize("name", ["standard", "latent"])
+def test_backward_hooks_of_projections_are_called(name):
+    layer, query = build(name), inputs("self")[0].requires_grad_()
+    called = []
+    for projection in (layer.k_proj, layer.v_proj):
+        projection.register_full_backward_hook(lambda projection, *_: called.append(projection))
+    layer(query, query, query)[0].sum().backward()
+    assert {layer.k_proj, layer.v_proj} == {*called}
+
+
 def test_dropout_keeps_the_expected_output():
     layer = build("collaborative", dropout=0.4)
     query, key, value = inputs("self")
