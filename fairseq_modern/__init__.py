@@ -32,7 +32,7 @@ AFTER = {
     "fairseq.data.codedataset": ("loading.patch",),
     "fairseq.data.data_utils": ("removed_names.patch",),
     "fairseq.data.huffman.huffman_coder": ("removed_names.patch_bits",),
-    "fairseq.data.indexed_dataset": ("truncated_data.patch",),
+    "fairseq.data.indexed_dataset": ("index_overflow.patch", "truncated_data.patch"),
     "fairseq.data.iterators": ("prefetching.patch",),
     "fairseq.data.language_pair_dataset": ("removed_names.patch",),
     "fairseq.data.token_block_dataset": ("removed_names.patch",),
@@ -49,6 +49,7 @@ AFTER = {
     "fairseq.models.transformer.transformer_encoder": ("encoder_layer.patch_encoder", "uninitialized_buffers.patch"),
     "fairseq.modules.adaptive_input": ("uninitialized_buffers.patch",),
     "fairseq.modules.adaptive_softmax": ("uninitialized_buffers.patch",),
+    "fairseq.modules.checkpoint_activations": ("recomputation.patch",),
     "fairseq.modules.dynamic_crf_layer": ("removed_names.patch",),
     "fairseq.modules.quantization.pq.em": ("loading.patch",),
     "fairseq.modules.sinusoidal_positional_embedding": ("uninitialized_buffers.patch",),
@@ -62,6 +63,7 @@ AFTER = {
     "fairseq.trainer": (
         "amp.patch_trainer",
         "plugins.patch",
+        "unpatched_checkpoints.patch",
         "error_messages.patch",
         "fault_tolerance.position.patch_trainer",
         "fault_tolerance.resuming.patch_trainer",
@@ -72,7 +74,12 @@ AFTER = {
     "fairseq_cli.generate": ("error_messages.patch",),
     "fairseq_cli.hydra_train": ("hydra_train.patch", "errors.patch_hydra_train"),
     "fairseq_cli.interactive": ("error_messages.patch",),
-    "fairseq_cli.train": ("hydra_train.patch_train", "fault_tolerance.stopping.patch_train"),
+    "fairseq_cli.train": (
+        "hydra_train.patch_train",
+        "asynchronous_saving.patch",
+        "fault_tolerance.patience.patch",
+        "fault_tolerance.stopping.patch_train",
+    ),
     "fairseq_cli.validate": ("error_messages.patch",),
 }
 AFTER_EVERY_MODULE = ("expressions.patch",)

@@ -2,12 +2,15 @@
 
 - `--amp` divides gradients by the loss scale twice (`AMPOptimizer.step`): before clipping, fairseq unscales the inner
   optimizer, and then steps the wrapper around it, for which torch's GradScaler unscales the gradients again.
+- `--amp-scale-window` is ignored (`AMPOptimizer.__init__` passes another setting).
 - `--amp` on a CPU computes in fp32 (`FairseqTask.train_step`). Here, the loss is computed in bf16, without a loss
   scale; parameters, gradients and Adam's moments stay fp32. On a CPU without native bf16 support, it is an error.
-- `--fp16` on a CPU ends in a traceback (`Trainer.__init__`); `--bf16` may be much slower there, without a warning.
-- fairseq-generate and fairseq-interactive ignore `--bf16` (`BaseFairseqModel.prepare_for_inference_`).
+- `--fp16` on a CPU ends in a traceback, with some flags only when gradients overflow (`Trainer.__init__`); `--bf16` may
+  be much slower there, without a warning.
+- fairseq-generate, fairseq-interactive and fairseq-eval-lm ignore `--bf16`
+  (`BaseFairseqModel.prepare_for_inference_`). Models loaded by `from_pretrained` stay fp32.
 - Checkpoints of `--fp16` and `--bf16` lack the fp32 parameters, so that resumed training continues from rounded
-  parameters (`_FP16OptimizerMixin.state_dict`).
+  parameters (`_FP16OptimizerMixin.state_dict`). They are ignored if the model of the checkpoint has been changed.
 """
 
 import logging
@@ -31,8 +34,9 @@ def step(self: Any) -> None:
 
 
 def patch(module: ModuleType) -> None:
-    """Patch `AMPOptimizer`: its step, and its scaler on a CPU."""
+    """Patch `AMPOptimizer`: its step, its growth interval, and its scaler on a CPU."""
     optimizer = module.AMPOptimizer
+    ignores_window = "amp_init_scale" in names(optimizer.__init__)
     if names(optimizer.step) == {"scaler", "step", "fp32_optimizer", "update"}:
         optimizer.step = step
     if "cuda" not in names(optimizer.__init__):
@@ -43,6 +47,9 @@ def patch(module: ModuleType) -> None:
         self.on_cpu = all(parameter.device.type == "cpu" for parameter in fp32_optimizer.params)
         if not self.on_cpu:
             original(self, cfg, params, fp32_optimizer, **options)
+            window = getattr(cfg.common, "amp_scale_window", None)
+            if ignores_window and window is not None:
+                self.scaler.set_growth_interval(window)
             return
         if not processor.bfloat16_units():
             raise UserError(f"--amp needs a CPU with native bf16 support; got {processor.name()}; leave out --amp")
@@ -69,6 +76,14 @@ def fp32_tensors(optimizer: Any) -> List[torch.Tensor]:
     return [parameter.data for parameter in parameters]
 
 
+def equal_when_rounded(saved: List[torch.Tensor], current: List[torch.Tensor], dtype: torch.dtype) -> bool:
+    """Whether both lists have the same shapes and, rounded to a dtype, the same values."""
+    if [tensor.shape for tensor in saved] != [tensor.shape for tensor in current]:
+        return False
+    pairs = zip(saved, current, strict=True)
+    return all(torch.equal(source.to(target.device, dtype), target.to(dtype)) for source, target in pairs)
+
+
 def patch_half(module: ModuleType) -> None:
     """Wrap `state_dict` and `load_state_dict` of `FP16Optimizer`."""
     optimizer = module._FP16OptimizerMixin
@@ -82,10 +97,18 @@ def patch_half(module: ModuleType) -> None:
     @wrap(optimizer)
     def load_state_dict(original, self, state_dict, *args, **options):
         original(self, state_dict, *args, **options)
-        saved, current = state_dict.get("fp32_params", ()), fp32_tensors(self)
-        if [tensor.shape for tensor in saved] == [tensor.shape for tensor in current]:
-            for source, target in zip(saved, current, strict=True):
-                target.copy_(source)
+        saved, current = state_dict.get("fp32_params"), fp32_tensors(self)
+        if saved is None:
+            return
+        # `current` was made from the half parameters of the model, which has been loaded before
+        if not equal_when_rounded(saved, current, self.fp16_params[0].dtype):
+            logger.warning(
+                "ignored the fp32 parameters in the checkpoint, which do not match its model, as after averaging; "
+                "training continues from the parameters of the model"
+            )
+            return
+        for source, target in zip(saved, current, strict=True):
+            target.copy_(source)
 
 
 def warn_if_slow(common: Any) -> None:
@@ -104,10 +127,11 @@ def patch_trainer(module: ModuleType) -> None:
     def __init__(original, self, cfg, *args, **options):
         common = getattr(cfg, "common", None)
         if common is not None and (common.cpu or not torch.cuda.is_available()) and not common.tpu:
-            if common.fp16 and not common.memory_efficient_fp16 and not common.fp16_no_flatten_grads:
+            if common.fp16:
+                flag = "--memory-efficient-fp16" if common.memory_efficient_fp16 else "--fp16"
                 reason = "--cpu is given" if common.cpu else "torch finds none"
-                advice = "leave out --fp16 or give --amp" if processor.bfloat16_units() else "leave out --fp16"
-                raise UserError(f"--fp16 needs a GPU, but {reason}; {advice}")
+                advice = f"leave out {flag} or give --amp" if processor.bfloat16_units() else f"leave out {flag}"
+                raise UserError(f"{flag} needs a GPU, but {reason}; {advice}")
             warn_if_slow(common)
         original(self, cfg, *args, **options)
 
@@ -132,7 +156,9 @@ def patch_inference(module: ModuleType) -> None:
     @wrap(module.BaseFairseqModel)
     def prepare_for_inference_(original, self, cfg):
         original(self, cfg)
-        if getattr(cfg.common, "tpu", False):
+        # programs require --path; `from_pretrained` passes the configuration of the training run
+        is_program = getattr(getattr(cfg, "common_eval", None), "path", None) is not None
+        if not is_program or getattr(cfg.common, "tpu", False):
             return
         if next(self.parameters()).device.type == "cpu":
             warn_if_slow(cfg.common)

@@ -5,7 +5,8 @@ Check: the layer's `forward` names that function, and the encoder reads torch's 
 The function has changed: generation and validation fail with "Mask Type should be defined". For the fast path, the
 layer also has eight parameters without gradients, at which DistributedDataParallel fails; requires an attention module
 to have biases; and cannot parse versions of torch such as 2.11.0a0. With the patch, the layer never takes the fast
-path, drops these parameters, and loads checkpoints with or without them.
+path, drops these parameters, and loads checkpoints with or without them. The optimizer state of a checkpoint with them
+cannot be loaded (see `unpatched_checkpoints`).
 """
 
 import re

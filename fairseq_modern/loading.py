@@ -3,7 +3,8 @@
 Check: the module imports torch. It gets a `torch` whose `load` differs as follows.
 
 - Loading never runs code from a file, whatever TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD says. Besides tensors and plain
-  containers, checkpoints may contain `argparse.Namespace` and NumPy's arrays and numbers (meters of `--eval-bleu`).
+  containers, checkpoints may contain `argparse.Namespace`, NumPy's arrays and numbers (meters of `--eval-bleu`), and
+  fairseq's `Dictionary` (tasks such as audio_finetuning), whose attributes are plain containers.
 - The data are compared with the checksums in the file.
 - References to other settings, such as `${dataset.max_tokens}`, become values. Other expressions are errors.
 """
@@ -13,6 +14,7 @@ import argparse
 import inspect
 import itertools
 import re
+import sys
 import zipfile
 from types import ModuleType
 from typing import Any, Dict, List
@@ -38,7 +40,8 @@ def allowed_globals() -> List[Any]:
     for dtype in vars(numpy.dtypes).values():
         if inspect.isclass(dtype) and issubclass(dtype, numpy.dtype) and dtype is not numpy.dtypes.ObjectDType:
             allowed.append(dtype)
-    return allowed
+    dictionary = sys.modules.get("fairseq.data.dictionary")  # not imported for checkpoints without one
+    return [*allowed, dictionary.Dictionary] if dictionary else allowed
 
 
 def unpickle(f: Any, *args: Any, **options: Any) -> Any:

@@ -1,6 +1,7 @@
 """Defect: with truncated data files, as after an interrupted copy, training fails only at the first missing sentence.
 
-Check: the size of the data file, against the last entry of its index, when the files are opened.
+Check: the size of the data file, against the last entry of its index, when the files are opened. That entry itself is
+checked against the lengths of the sentences, since indexes with wrong positions exist (see `index_overflow`).
 """
 
 import io
@@ -26,7 +27,14 @@ def patch(module: ModuleType) -> None:
         if len(self._index) == 0:
             return
         start, length = self._index[len(self._index) - 1]
-        expected = int(start) + int(length) * numpy.dtype(self._index.dtype).itemsize
+        item_size = numpy.dtype(self._index.dtype).itemsize
+        expected_start = int(self._index.sizes[:-1].sum(dtype=numpy.int64)) * item_size
+        if start != expected_start:
+            raise UserError(
+                f"{path}.idx must place the last sentence at byte {expected_start}; got {start}, so that sentences "
+                "would be wrong; binarise the data again."
+            )
+        expected = expected_start + int(length) * item_size
         size = len(self._bin_buffer)
         if size < expected:
             raise UserError(f"{path}.bin must have at least {expected} bytes; got {size}; {advice}.")

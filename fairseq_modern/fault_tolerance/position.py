@@ -1,10 +1,12 @@
 """Defect: resuming within an epoch with other batches skips some of the data and repeats others, without a warning.
 
 Check: the settings in `BATCHES`, which determine what a position within an epoch, a number of batches of one process,
-means. If one of them has changed, training resumes at the next epoch, with a warning.
+means; and --update-freq, which must divide the position: otherwise, fairseq skips the last batches and repeats the
+epoch. If a check fails, training resumes at the next epoch, with a warning.
 """
 
 import logging
+from argparse import Namespace
 from types import ModuleType
 from typing import Any, Dict
 
@@ -13,20 +15,38 @@ from fairseq_modern.patching import adapts_checkpoints
 
 logger = logging.getLogger(__name__)
 
-# The settings that determine the batches of a process.
+# The settings that determine the batches of a process. The path of the data does not: data may have been moved.
 BATCHES = {
     "processes": ("distributed_training", "distributed_world_size"),
     "--max-tokens": ("dataset", "max_tokens"),
     "--batch-size": ("dataset", "batch_size"),
     "--required-batch-size-multiple": ("dataset", "required_batch_size_multiple"),
     "--train-subset": ("dataset", "train_subset"),
+    "--grouped-shuffling": ("dataset", "grouped_shuffling"),
     "--seed": ("common", "seed"),
+    "--max-source-positions": ("task", "max_source_positions"),
+    "--max-target-positions": ("task", "max_target_positions"),
+    "--num-batch-buckets": ("task", "num_batch_buckets"),
+    "--upsample-primary": ("task", "upsample_primary"),
 }
 
 
 def batch_settings(cfg: Any) -> Dict[str, Any]:
     """Return the settings in `BATCHES` that a configuration has."""
-    return {name: cfg[section][key] for name, (section, key) in BATCHES.items() if key in cfg.get(section, {})}
+    settings = {}
+    for name, (section, key) in BATCHES.items():
+        values = cfg.get(section) or {}
+        if isinstance(values, Namespace):  # a task without a dataclass
+            values = vars(values)
+        if key in values:
+            settings[name] = values[key]
+    return settings
+
+
+def update_freq(cfg: Any, epoch: int) -> int:
+    """Return the number of batches per update of a process in an epoch, counted from 1."""
+    frequencies = cfg["optimization"]["update_freq"]
+    return int(frequencies[min(epoch, len(frequencies)) - 1])
 
 
 def adapt(state: Any, cfg: Any) -> None:
@@ -36,13 +56,16 @@ def adapt(state: Any, cfg: Any) -> None:
         return
     before, now = batch_settings(state["cfg"]), batch_settings(cfg)
     changed = [name for name in now if name in before and before[name] != now[name]]
-    if not changed:
+    changes = [f"{name} {before[name]} → {now[name]}" for name in changed]
+    epoch, batches = position["epoch"], position["iterations_in_epoch"]
+    if not changes and batches % update_freq(cfg, epoch):
+        changes = [f"position {batches} is not a multiple of --update-freq {update_freq(cfg, epoch)}"]
+    if not changes:
         return
-    changes = ", ".join(f"{name} {before[name]} → {now[name]}" for name in changed)
-    epoch, updates = position["epoch"], state["optimizer_history"][-1]["num_updates"]
+    updates = state["optimizer_history"][-1]["num_updates"]
     position.update(epoch=epoch + 1, iterations_in_epoch=0)
     logger.warning(
-        f"the batches have changed ({changes}): resuming at epoch {epoch + 1} after update {updates}; "
+        f"the batches have changed ({', '.join(changes)}): resuming at epoch {epoch + 1} after update {updates}; "
         f"the rest of epoch {epoch} is skipped"
     )
 

@@ -1,20 +1,28 @@
 """Defect: training starts from scratch if `checkpoint_last.pt` is missing or damaged, or a --restore-file is missing.
+A command with --restore-file or --reset-... starts again whenever it is repeated, as after an interruption.
 
 Check: the files. Before a training run loads a checkpoint, the first process
 
 - waits until no other run uses the folder, and removes temporary files of interrupted writes;
 - copies the latest valid checkpoint of the folder to `checkpoint_last.pt` if that is missing or damaged. A valid
-  `checkpoint_last.pt` stays, whatever its age: the user may have put it there.
+  `checkpoint_last.pt` stays, whatever its age: the user may have put it there. (With
+  --write-checkpoints-asynchronously, fairseq does not update it, and the checkpoint with the most updates replaces it.)
+  The checkpoints of an earlier run are not used if fairseq would start from another file, as with
+  --finetune-from-model;
+- ignores --restore-file and --reset-... if `checkpoint_last.pt` was written by the same command: with the same data and
+  the same settings in `SECTIONS`.
 
 A missing --restore-file is an error.
 """
 
+import argparse
+import contextlib
 import logging
 import os
 import re
 import zipfile
 from types import ModuleType
-from typing import Any, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
 
 import filelock
 import torch
@@ -30,6 +38,18 @@ logger = logging.getLogger(__name__)
 
 CHECKPOINT = re.compile(r"checkpoint(_last|_best|\d+|_\d+_\d+|\.best_.+)\.pt")
 LAST, BEST, LOCK = "checkpoint_last.pt", "checkpoint_best.pt", ".lock"
+# Settings that apply when a run starts, and their defaults ...
+START = {
+    "restore_file": LAST,
+    "reset_optimizer": False,
+    "reset_lr_scheduler": False,
+    "reset_meters": False,
+    "reset_dataloader": False,
+}
+# ... and files from which fairseq starts only if there is no `checkpoint_last.pt`.
+SOURCES = ("finetune_from_model", "continue_once")
+# Sections of the configuration that are equal whenever a command is repeated.
+SECTIONS = ("checkpoint", "dataset", "optimization")
 
 _locks: List[filelock.BaseFileLock] = []
 
@@ -40,6 +60,24 @@ class Checkpoint(NamedTuple):
     path: str
     updates: int
     best: bool  # no earlier checkpoint of its run has a better score
+    command: Optional[Dict[str, Any]] = None  # see `command_of`
+
+
+def command_of(cfg: Any) -> Optional[Dict[str, Any]]:
+    """Return the settings in `SECTIONS` and the path of the data; None for a checkpoint without a configuration."""
+    from omegaconf import OmegaConf
+
+    if not cfg or not cfg.get("checkpoint"):
+        return None
+    command: Dict[str, Any] = {}
+    for name in SECTIONS:
+        section: Any = cfg.get(name)
+        if OmegaConf.is_config(section):  # as fairseq writes them to checkpoints
+            section = OmegaConf.to_container(section, resolve=True, enum_to_str=True)
+        command[name] = dict(section or {})
+    task = cfg.get("task") or {}
+    command["data"] = (vars(task) if isinstance(task, argparse.Namespace) else task).get("data")
+    return command
 
 
 def read(path: str) -> Optional[Checkpoint]:
@@ -52,7 +90,8 @@ def read(path: str) -> Optional[Checkpoint]:
         if state.get("last_optimizer_state", {}) is None:  # an average
             return None
         score, updates = extra.get("val_loss"), state["optimizer_history"][-1]["num_updates"]
-        return Checkpoint(path, updates, best=score is not None and score == extra["best"])
+        best = score is not None and score == extra["best"]
+        return Checkpoint(path, updates, best, command_of(state.get("cfg")))
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception:  # torch raises almost any exception for a damaged file
@@ -70,33 +109,45 @@ def is_valid(path: str) -> bool:
     return True
 
 
-def latest_valid_checkpoint(directory: str) -> Optional[Checkpoint]:
-    """Return `checkpoint_last.pt` if it is valid, otherwise the valid checkpoint with the most updates."""
+def latest_valid_checkpoint(
+    directory: str, accepts: Callable[[Checkpoint], bool] = lambda _: True, asynchronous: bool = False
+) -> Optional[Checkpoint]:
+    """Return `checkpoint_last.pt` if it is valid, otherwise the valid checkpoint with the most updates.
+
+    Args:
+        accepts: whether a checkpoint may replace `checkpoint_last.pt`.
+        asynchronous: return the checkpoint with the most updates even if `checkpoint_last.pt` is valid.
+    """
     last = os.path.join(directory, LAST)
     if is_valid(last):
-        return read(last) or Checkpoint(last, 0, best=False)  # an average, for example: fairseq may reject it
+        # None for an average, for example: fairseq may reject it
+        checkpoint = read(last)
+        if checkpoint is None or not asynchronous:
+            return checkpoint or Checkpoint(last, 0, best=False)
     checkpoints = [read(os.path.join(directory, name)) for name in os.listdir(directory) if CHECKPOINT.fullmatch(name)]
-    readable = [checkpoint for checkpoint in checkpoints if checkpoint is not None]
+    readable = [checkpoint for checkpoint in checkpoints if checkpoint is not None and accepts(checkpoint)]
     readable.sort(key=lambda checkpoint: (checkpoint.updates, checkpoint.path), reverse=True)
     return next((checkpoint for checkpoint in readable if is_valid(checkpoint.path)), None)
 
 
-def restore_last(directory: str, copy: Any) -> None:
-    """Copy the latest valid checkpoint to `checkpoint_last.pt` if that is missing or damaged.
+def restore_last(directory: str, copy: Any, *args: Any, **options: Any) -> Optional[Checkpoint]:
+    """Copy the latest valid checkpoint to `checkpoint_last.pt` if that is missing or damaged; return it.
 
-    If it is the best so far, also copy it to `checkpoint_best.pt`. `copy` is `PathManager.copy`.
+    If it is the best so far, also copy it to `checkpoint_best.pt`. `copy` is `PathManager.copy`; further arguments are
+    those of `latest_valid_checkpoint`.
     """
-    latest = latest_valid_checkpoint(directory)
+    latest = latest_valid_checkpoint(directory, *args, **options)
     last, best = os.path.join(directory, LAST), os.path.join(directory, BEST)
     if latest is None or latest.path == last:
-        return
-    if os.path.exists(last):
+        return latest
+    if os.path.exists(last) and not is_valid(last):
         os.replace(last, last + ".damaged")
         logger.warning(f"{last} is damaged; renamed it to {LAST}.damaged")
     logger.warning(f"resuming from {latest.path}, the latest valid checkpoint ({latest.updates} updates)")
     if latest.best and latest.path != best:
         copy(latest.path, best, overwrite=True)
     copy(latest.path, last, overwrite=True)
+    return latest
 
 
 def lock(directory: str) -> None:
@@ -119,16 +170,74 @@ def unlock() -> None:
         _locks.pop().release()
 
 
-def prepare_folder(cfg: Any, trainer: Any, copy: Any) -> None:
-    """Lock and clean the checkpoint folder, and restore `checkpoint_last.pt`."""
+def start_flags(cfg: Any) -> str:
+    """Return the flags for the settings in `START` that differ from their defaults, for messages."""
+    flags = []
+    for name, default in START.items():
+        if cfg[name] != default:
+            value = "" if cfg[name] is True else f" {cfg[name]}"
+            flags.append(f"--{name.replace('_', '-')}{value}")
+    return " ".join(flags)
+
+
+def uses_last(cfg: Any, trainer: Any) -> bool:
+    """Whether training writes a complete `checkpoint_last.pt` to a local folder."""
+    return os.path.isdir(cfg.save_dir) and not cfg.no_last_checkpoints and not trainer.checkpoint_suffix
+
+
+def prepare_folder(cfg: Any, trainer: Any, copy: Any) -> bool:
+    """Lock and clean the checkpoint folder, and restore `checkpoint_last.pt`.
+
+    Returns:
+        whether to ignore the settings in `START`, because the same command has written `checkpoint_last.pt`
+    """
     directory = cfg.get("save_dir")
     if cfg.get("no_save") or not directory or not os.path.isdir(directory):  # or a remote folder
-        return
+        return False
     lock(directory)
     for name in remove_stale_temp_files(directory):
         logger.info(f"removed {name}, left by an interrupted write")
-    if cfg.restore_file == LAST and not cfg.no_last_checkpoints and not trainer.checkpoint_suffix:
-        restore_last(directory, copy)
+    if not uses_last(cfg, trainer):
+        return False
+
+    def is_same_command(checkpoint: Checkpoint) -> bool:
+        return checkpoint.command == command_of(trainer.cfg)
+
+    def accepts(checkpoint: Checkpoint) -> bool:
+        if cfg.restore_file != LAST:
+            return is_same_command(checkpoint)
+        saved = (checkpoint.command or {}).get("checkpoint", {})
+        return all(cfg.get(name) in (None, saved.get(name)) for name in SOURCES)
+
+    latest = restore_last(directory, copy, accepts, cfg.write_checkpoints_asynchronously)
+    flags = start_flags(cfg)
+    if not flags or trainer.tpu or latest is None or not is_same_command(latest):
+        return False
+    logger.warning(
+        f"resuming this run from {LAST} ({latest.updates} updates), without {flags}, which applied when it started; "
+        "to start it again, give an empty --save-dir"
+    )
+    return True
+
+
+def first_decision(decision: bool, trainer: Any) -> bool:
+    """Return the decision of the first process of a job in all processes; the others pass False."""
+    if not dist.is_initialized() or trainer.data_parallel_world_size == 1 or trainer.tpu:
+        return decision
+    decisions = torch.tensor(int(decision), device=trainer.device)
+    dist.all_reduce(decisions, op=dist.ReduceOp.MAX, group=trainer.data_parallel_process_group)
+    return bool(decisions)
+
+
+@contextlib.contextmanager
+def started(cfg: Any) -> Iterator[None]:
+    """Set the settings in `START` to their defaults. Patches that read them see a run that has started."""
+    settings = {name: cfg[name] for name in START}
+    cfg.update(START)
+    try:
+        yield
+    finally:
+        cfg.update(settings)  # checkpoints store them
 
 
 def patch(module: ModuleType) -> None:
@@ -136,12 +245,12 @@ def patch(module: ModuleType) -> None:
 
     @wrap(module)
     def load_checkpoint(original, cfg, trainer, **options):
-        if fault_tolerance.is_on():
-            if trainer.is_data_parallel_master:
-                prepare_folder(cfg, trainer, module.PathManager.copy)
-            if dist.is_initialized() and trainer.data_parallel_world_size > 1 and not trainer.tpu:
-                dist.barrier(group=trainer.data_parallel_process_group)
-        return original(cfg, trainer, **options)
+        if not fault_tolerance.is_on():
+            return original(cfg, trainer, **options)
+        is_first = trainer.is_data_parallel_master
+        ignores_start = is_first and prepare_folder(cfg, trainer, module.PathManager.copy)
+        with started(cfg) if first_decision(ignores_start, trainer) else contextlib.nullcontext():
+            return original(cfg, trainer, **options)
 
 
 def patch_trainer(module: ModuleType) -> None:

@@ -3,10 +3,12 @@
 Check: no other handler is set, and `main` of the module `fairseq_cli.train` runs (not with `python -m`).
 
 Training finishes the current update, with validation and saving if they are due, writes `checkpoint_last.pt` with the
-position within the epoch, and exits with status 75 (`EX_TEMPFAIL` in sysexits.h). The same command then resumes, with
-the same results as an uninterrupted run. All processes of a job stop after the same update: the request is part of the
-statistics that they exchange anyway. torchrun forwards the signal, kills processes that still run after 30 seconds, and
-exits with status 1.
+position within the epoch, and exits with status 75 (`EX_TEMPFAIL` in sysexits.h). The same command then resumes (see
+`resuming`), with the same results as an uninterrupted run. The exception is --lr-scheduler reduce_lr_on_plateau, whose
+checkpoints lack the number of epochs without improvement: it may lower the learning rate later.
+
+All processes of a job stop after the same update: the request is part of the statistics that they exchange anyway.
+torchrun forwards the signal, kills processes that still run after 30 seconds, and exits with status 1.
 
 torchrun and terminals signal process groups. Processes that load data (`--num-workers`) would die and end the run; they
 therefore leave their group.
@@ -131,7 +133,11 @@ def stop(checkpoint_utils: Any, cfg: Any, trainer: Any, epoch_itr: Any) -> None:
         if cfg.checkpoint.no_save or cfg.checkpoint.no_last_checkpoints:
             logger.warning(f"stopped after update {updates}, without a checkpoint, as configured")
         else:
-            logger.warning(f"stopped after update {updates}, saved; the same command resumes from there")
+            advice = "the same command resumes from there"
+            flags = resuming.start_flags(cfg.checkpoint)
+            if flags and not resuming.uses_last(cfg.checkpoint, trainer):
+                advice = f"to resume from there, leave out {flags}"
+            logger.warning(f"stopped after update {updates}, saved; {advice}")
     raise Stopped
 
 

@@ -13,12 +13,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fairseq import checkpoint_utils, file_io
+from fairseq import checkpoint_utils, file_io, models, options
+from fairseq.criterions import build_criterion
+from fairseq.data import Dictionary
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
+from fairseq.tasks.translation import TranslationTask
+from fairseq.trainer import Trainer
 
 from collab_fairseq import checkpoints
 from fairseq_modern.errors import CheckpointError
 from fairseq_modern.files import atomic_write, remove_stale_temp_files
+from tests.common import TINY_MODEL, TINY_TRAINING
 from tests.fairseq import forked
+from tests.fairseq.models import Task
 
 
 class Touch:
@@ -139,6 +147,59 @@ def test_numpy_values_load_under_the_names_of_numpy_1_and_2():
             assert state["arrays"][dtype].dtype == array.dtype
             np.testing.assert_array_equal(state["arrays"][dtype], array)
         assert (state["scalar"], state["n"]) == (0.5, 3)
+
+
+class Symbols(Dictionary):
+    pass
+
+
+def test_dictionaries_in_the_state_of_a_task_are_loaded(tmp_path):
+    """As in checkpoints of audio_finetuning and hubert_pretraining."""
+    dictionary = Dictionary()
+    dictionary.add_symbol("word", n=3)
+    hostile = Dictionary()
+    hostile.count = Touch(tmp_path / "executed")
+    symbols = Symbols()
+    for name, value in {"good": dictionary, "hostile": hostile, "unknown": symbols}.items():
+        torch.save({"model": {}, "task_state": {"dictionaries": [value]}}, tmp_path / f"{name}.pt")
+    (read,) = checkpoint_utils.torch.load(tmp_path / "good.pt")["task_state"]["dictionaries"]
+    assert type(read) is Dictionary
+    assert vars(read) == vars(dictionary)
+    for name, message in {"hostile": r"system", "unknown": "Symbols"}.items():
+        with pytest.raises(CheckpointError, match=rf"{name}.pt was not loaded: .* a call of \S*{message}"):
+            checkpoint_utils.torch.load(tmp_path / f"{name}.pt")
+    assert not (tmp_path / "executed").exists()
+
+
+def tiny_trainer(parameters):
+    """fairseq's trainer of the tiny model on a CPU, whose parameters it adds to a list of names."""
+    words = ["DATA", *TINY_MODEL, *TINY_TRAINING]
+    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), words))
+    dictionary = Task().target_dictionary
+    task = TranslationTask(cfg.task, dictionary, dictionary)
+    model = models.build_model(cfg.model, task)
+    parameters += [name for name, _ in model.named_parameters()]
+    return Trainer(cfg, task, model, build_criterion(cfg.criterion, task))
+
+
+def test_the_optimizer_state_of_unpatched_fairseq_is_an_error_that_advises_a_reset(tmp_path, monkeypatch):
+    path, layer = str(tmp_path / "unpatched.pt"), TransformerEncoderLayerBase
+    saved, built = [], []
+    with monkeypatch.context() as unpatched:
+        unpatched.setattr(layer, "__init__", layer.__init__.__wrapped__)
+        trainer = tiny_trainer(saved)
+    trainer.consolidate_optimizer()
+    position = {"epoch": 1, "iterations_in_epoch": 0, "version": 2}
+    trainer.save_checkpoint(path, {"train_iterator": position, "val_loss": None})
+
+    trainer = tiny_trainer(built)
+    assert len(saved) == len(built) + 8
+    with pytest.raises(CheckpointError, match=r"written by fairseq without fairseq_modern: .* give --reset-optimizer"):
+        trainer.load_checkpoint(path)
+    assert trainer.load_checkpoint(path, reset_optimizer=True)["train_iterator"] == position
+    trainer.consolidate_optimizer()
+    trainer.save_checkpoint(path, {"train_iterator": position, "val_loss": None})
+    assert trainer.load_checkpoint(path)["train_iterator"] == position  # the control
 
 
 # --- writing -------------------------------------------------------------------------------------------------------

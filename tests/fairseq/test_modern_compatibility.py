@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from fairseq import options, utils
-from fairseq.data import data_utils
+from fairseq.data import data_utils, indexed_dataset
 from fairseq.data.huffman import HuffmanCodeBuilder
 from fairseq.data.language_pair_dataset import LanguagePairDataset
 from fairseq.data.token_block_dataset import TokenBlockDataset
@@ -30,6 +30,7 @@ from tests.common import FLOAT32, run
 from tests.fairseq.models import SMALL, Task, batch, build
 
 needs_3_11 = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 accepts these defaults")
+needs_numpy_2 = pytest.mark.skipif(np.__version__ < "2", reason="NumPy 1 adds with more bits")
 
 
 @needs_3_11
@@ -108,6 +109,42 @@ def test_removed_numpy_names_exist_where_fairseq_uses_them():
     transitions = crf.E1.weight @ crf.E2.weight.T
     expected = (emissions[0, 0, :, None] + emissions[0, 1, None, :] + transitions).flatten().logsumexp(0)
     assert abs(got.item() - expected.item()) < 1e-5
+
+
+def merge(folder, is_patched):
+    """Write a data set as fairseq-preprocess with two workers does; short sentences stand for those of 1 GiB.
+
+    Return its path, and the position of each sentence in bytes.
+    """
+    part, merged = (
+        indexed_dataset.MMapIndexedDatasetBuilder(f"{folder}/{name}.bin", dtype=np.int32) for name in ("part", "merged")
+    )
+    merged.add_item(torch.arange(5))
+    part._sizes = [2**28] * 3
+    part.finalize(f"{folder}/part.idx")
+    merged.merge_file_(f"{folder}/part")
+    finalize = indexed_dataset.MMapIndexedDatasetBuilder.finalize
+    (finalize if is_patched else finalize.__wrapped__)(merged, f"{folder}/merged.idx")
+    index = indexed_dataset.MMapIndexedDataset.Index(f"{folder}/merged.idx")
+    return f"{folder}/merged", [int(index[i][0]) for i in range(len(index))]
+
+
+@needs_numpy_2
+def test_positions_beyond_2_gib_do_not_overflow(tmp_path):
+    path, positions = merge(tmp_path, is_patched=True)
+    assert positions == [0, 20, 20 + 2**30, 20 + 2**31]
+    with pytest.raises(UserError, match=rf"merged\.bin must have at least {20 + 3 * 2**30} bytes"):
+        indexed_dataset.MMapIndexedDataset(path)
+
+
+@needs_numpy_2
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_indexes_with_wrong_positions_are_rejected(tmp_path):
+    path, positions = merge(tmp_path, is_patched=False)
+    assert min(positions) < 0, "the defect"
+    message = rf"merged\.idx must place the last sentence at byte {20 + 2**31}; got -\d+, .*binarise the data again"
+    with pytest.raises(UserError, match=message):
+        indexed_dataset.MMapIndexedDataset(path)
 
 
 def test_huffman_codes_are_read_back():

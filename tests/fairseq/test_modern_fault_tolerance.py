@@ -62,6 +62,9 @@ def troubled(tiny_data, tmp_path_factory):
     train("two resumed", 2, copy=folder / "two stopped")
     train("by one", 1, ["--update-freq", 2], copy=folder / "two stopped")
     train("hungry", 2, env={"MEMORY_ENDS_AT": "22@1"})
+    start = ["--restore-file", folder / "two" / "checkpoint_last.pt", "--reset-optimizer", "--reset-dataloader"]
+    train("restored", 2, start, env={"SIGTERM_AT": "12@1"})
+    runs["restored again"] = folder / "restored", forked.train(folder / "restored", [*flags, *start], 2)
     return runs
 
 
@@ -87,6 +90,35 @@ def test_sigterm_saves_and_the_resumed_run_equals_an_uninterrupted_one(troubled,
     assert same_training(*final)
     assert not same_training(final[0], kept)
     assert final[0]["extra_state"]["val_loss"] == final[1]["extra_state"]["val_loss"]
+
+
+def test_all_processes_of_a_repeated_command_resume_without_the_flags_that_started_the_run(troubled):
+    folder, first = troubled["restored"]
+    again = troubled["restored again"][1]
+    assert set(first["statuses"]) == {75}
+    assert "stopped after update 13, saved; the same command resumes from there" in first["outputs"][0]
+    assert set(again["statuses"]) == {0}
+    assert re.search(rf"Loaded checkpoint {folder}/checkpoint_last.pt \(epoch \d @ 13 updates\)", again["outputs"][0])
+    assert "--reset-optimizer --reset-dataloader, which applied when it started" in again["outputs"][0]
+    final = state(folder)
+    assert final["optimizer_history"][-1]["num_updates"] == 40
+    assert final["cfg"]["checkpoint"]["reset_optimizer"], "the flags of the command are stored"
+
+
+@pytest.mark.parametrize(("more", "last_epoch"), [([], 4), (["--reset-meters"], 5)])
+def test_a_resumed_run_remembers_its_patience(tiny_data, tmp_path, more, last_epoch):
+    """The score never improves: validations 2 to 4 exhaust a patience of 3, of which 3 and 4 follow in the second run.
+
+    The control, which forgets the first two validations, does not stop early.
+    """
+    training = [flag for flag in TINY_TRAINING if flag not in ("--cpu", "--no-progress-bar")]
+    flags = [tiny_data, *TINY_MODEL, *training, "--lr", 1e-30, "--patience", 3, "--no-epoch-checkpoints"]
+    for max_epoch, flag in ((2, []), (5, more)):
+        done = forked.train(tmp_path, [*flags, *flag, "--max-epoch", max_epoch])
+        assert done["statuses"] == [0]
+    assert ("early stop since" in done["outputs"][0]) is (not more)
+    assert f"end of epoch {last_epoch} " in done["outputs"][0]
+    assert f"end of epoch {last_epoch + 1} " not in done["outputs"][0]
 
 
 def test_a_killed_run_resumes_from_its_last_checkpoint_and_equals_an_uninterrupted_one(troubled):

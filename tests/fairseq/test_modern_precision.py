@@ -10,15 +10,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fairseq import tasks
-from fairseq.optim import AMPOptimizer
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.hub_utils import GeneratorHubInterface
+from fairseq.optim import AMPOptimizer, FP16Optimizer
 from omegaconf import OmegaConf
 
 from collab_fairseq import checkpoints
-from fairseq_modern import processor
+from fairseq_modern import amp, processor
 from fairseq_modern.errors import UserError
 from tests.common import run
 from tests.fairseq.commands import USER_DIR, train_command
-from tests.fairseq.models import SMALL
+from tests.fairseq.models import SMALL, Task, build
 
 
 @pytest.fixture
@@ -27,11 +29,12 @@ def units(monkeypatch):
     monkeypatch.setenv(processor.ASSUMED, "some")
 
 
-def optimizer_of(parameter):
-    """fairseq's AMP optimizer with plain gradient descent."""
-    common = {"fp16_init_scale": 4, "amp_scale_window": None, "min_loss_scale": 1e-4}
+def optimizer_of(parameter, optimizer=AMPOptimizer, **settings):
+    """A mixed-precision optimizer of fairseq with plain gradient descent."""
+    common = {"fp16_init_scale": 4, "amp_init_scale": 128, "amp_scale_window": None, "min_loss_scale": 1e-4}
     sgd = {"_name": "sgd", "momentum": 0.0, "weight_decay": 0.0, "lr": [0.5]}
-    return AMPOptimizer.build_optimizer(OmegaConf.create({"optimizer": sgd, "common": common}), [parameter])
+    cfg = OmegaConf.create({"optimizer": sgd, "common": {**common, **settings}})
+    return optimizer.build_optimizer(cfg, [parameter])
 
 
 def unpatched_step(optimizer):
@@ -100,6 +103,18 @@ def test_amp_on_a_cpu_computes_in_bfloat16_and_steps_in_float32(units):
         optimizer.clip_grad_norm(1.0)
 
 
+@pytest.mark.parametrize("window", [None, 300])
+def test_amp_scale_window_is_the_number_of_updates_between_increases(window, monkeypatch):
+    class Scaler(torch.amp.GradScaler):
+        def __init__(self, **options):
+            super().__init__("cpu", **options)
+
+    monkeypatch.setattr("torch.cuda.amp.GradScaler", Scaler)  # as on a GPU
+    parameter = torch.nn.Parameter(torch.ones(2, device="meta"))
+    optimizer = optimizer_of(parameter, amp_scale_window=window)
+    assert optimizer.scaler.get_growth_interval() == (window or Scaler().get_growth_interval())
+
+
 def test_amp_rejects_a_cpu_without_native_bf16_support(monkeypatch):
     monkeypatch.setenv(processor.ASSUMED, "none")
     monkeypatch.setattr(processor, "name", lambda: "Old CPU")
@@ -138,6 +153,60 @@ def test_name_and_units_are_those_of_the_kernel_unless_overridden(text, assumed,
     for function in (processor.flags, processor.name):
         monkeypatch.setattr(processor, function.__name__, function.__wrapped__)  # without its cache
     assert (processor.name(), processor.bfloat16_units()) == (name, units)
+
+
+@pytest.mark.parametrize(
+    ("settings", "flag"),
+    [
+        ({"fp16": True, "fp16_no_flatten_grads": True}, "--fp16"),
+        ({"fp16": True, "memory_efficient_fp16": True}, "--memory-efficient-fp16"),
+        ({"bf16": True, "memory_efficient_bf16": True}, None),
+    ],
+)
+def test_fp16_needs_a_gpu(settings, flag, units):
+    """Otherwise, training ends when the gradients overflow."""
+    module = SimpleNamespace(Trainer=type("Trainer", (), {"__init__": lambda self, cfg: None}))
+    amp.patch_trainer(module)
+    cfg = OmegaConf.structured(FairseqConfig)
+    cfg.common.update(cpu=True, **settings)
+    if flag is None:
+        module.Trainer(cfg)
+        return
+    with pytest.raises(UserError, match=f"^{flag} needs a GPU, but --cpu is given; leave out {flag} or give --amp"):
+        module.Trainer(cfg)
+
+
+@pytest.mark.parametrize("is_edited", [False, True])
+@pytest.mark.parametrize("is_flat", [False, True])
+def test_fp32_parameters_are_restored_unless_the_model_was_changed(is_flat, is_edited, monkeypatch, caplog):
+    monkeypatch.setattr("torch.cuda.current_device", lambda: None)  # the device index of CPU tensors
+    half = {"fp16_scale_window": 100, "fp16_scale_tolerance": 0.0, "threshold_loss_scale": None}
+    half["fp16_no_flatten_grads"] = not is_flat
+    parameter = torch.nn.Parameter(torch.tensor([1.0, -2.0, 3.0]).half())
+    saved = optimizer_of(parameter, FP16Optimizer, **half)
+    (fp32,) = amp.fp32_tensors(saved)
+    fp32.add_(1e-3)
+    saved._sync_fp32_params_to_fp16()
+    state = saved.state_dict()
+    if is_edited:
+        parameter.data[1] = 7.0
+    rounded = parameter.detach().float()
+    assert not torch.equal(rounded, fp32)
+    resumed = optimizer_of(parameter, FP16Optimizer, **half)
+    resumed.load_state_dict(state)
+    assert torch.equal(*amp.fp32_tensors(resumed), rounded if is_edited else fp32)
+    assert ("ignored the fp32 parameters in the checkpoint" in caplog.text) is is_edited
+
+
+@pytest.mark.parametrize(("path", "dtype"), [(None, torch.float32), ("model.pt", torch.bfloat16)])
+def test_only_programs_convert_models_to_bfloat16(path, dtype):
+    """`from_pretrained` has the configuration of the training run."""
+    cfg = OmegaConf.structured(FairseqConfig)
+    cfg.common.bf16, cfg.common_eval.path = True, path
+    task, model = Task(), build("transformer", **SMALL)
+    task.max_positions = model.max_positions
+    hub = GeneratorHubInterface(cfg, task, [model])
+    assert {parameter.dtype for parameter in hub.models.parameters()} == {dtype}
 
 
 def losses(log):

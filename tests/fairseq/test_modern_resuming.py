@@ -8,12 +8,16 @@ import subprocess
 import sys
 import time
 import zipfile
+from argparse import Namespace
 from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from fairseq.data.iterators import EpochBatchIterator, GroupedIterator
+from fairseq.tasks.translation import TranslationConfig
+from torch.utils.data import TensorDataset
 
 from fairseq_modern import fault_tolerance
 from fairseq_modern.errors import CheckpointError, UserError
@@ -193,14 +197,25 @@ def test_one_run_at_a_time_uses_a_folder(tmp_path, monkeypatch):
     ("changes", "is_same"),
     [
         ({}, True),
-        ({("optimization", "update_freq"): [4], ("dataset", "num_workers"): 7}, True),
+        ({("optimization", "update_freq"): [5], ("dataset", "num_workers"): 7}, True),
+        ({("optimization", "update_freq"): [4]}, False),
+        ({("optimization", "update_freq"): [4, 4, 5, 4]}, True),  # one value per epoch
+        ({("optimization", "update_freq"): [5, 4]}, False),
         ({("distributed_training", "distributed_world_size"): 2}, False),
         ({("dataset", "max_tokens"): 100}, False),
+        ({("dataset", "grouped_shuffling"): True}, False),
         ({("common", "seed"): 2}, False),
+        ({("task", "data"): "moved"}, True),
+        ({("task", "max_source_positions"): 512}, False),
+        ({("task", "max_target_positions"): 512}, False),
+        ({("task", "num_batch_buckets"): 3}, False),
+        ({("task", "upsample_primary"): 2}, False),
     ],
 )
 def test_other_batches_resume_at_the_next_epoch(tmp_path, caplog, changes, is_same, batches):
     before, now = forked.training_config(tmp_path), forked.training_config(tmp_path)
+    for cfg in (before, now):
+        cfg.task = TranslationConfig(data="data")
     for (section, key), value in changes.items():
         now[section][key] = value
     saved = {"version": 2, "epoch": 3, "iterations_in_epoch": batches, "shuffle": True}
@@ -212,3 +227,19 @@ def test_other_batches_resume_at_the_next_epoch(tmp_path, caplog, changes, is_sa
     expected = saved if stays else {**saved, "epoch": 4, "iterations_in_epoch": 0}
     assert state["extra_state"]["train_iterator"] == expected
     assert ("resuming at epoch 4 after update 30" in caplog.text) is not stays
+
+
+def test_tasks_without_a_dataclass_have_batch_settings():
+    cfg = {"task": Namespace(max_source_positions=9), "common": {"seed": 1}}
+    assert position.batch_settings(cfg) == {"--max-source-positions": 9, "--seed": 1}
+
+
+@pytest.mark.parametrize(("update_freq", "trained"), [(5, 10), (4, 8)])
+def test_fairseq_skips_batches_if_update_freq_does_not_divide_the_position(update_freq, trained):
+    """The defect, as the reason for the check: 10 batches remain, and the epoch does not end."""
+    sentences = TensorDataset(torch.arange(15))
+    epochs = EpochBatchIterator(sentences, collate_fn=list, batch_sampler=[[i] for i in range(15)])
+    epochs.load_state_dict({"version": 2, "epoch": 1, "iterations_in_epoch": 5, "shuffle": True})
+    groups = GroupedIterator(epochs.next_epoch_itr(), update_freq)
+    assert sum(len(group) for group in groups) == trained
+    assert epochs.end_of_epoch() is (trained == 10)

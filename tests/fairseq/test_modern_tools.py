@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fairseq_modern import errors, hydra_train
+from fairseq_modern import asynchronous_saving, errors, hydra_train
 from tests.common import run
 from tests.fairseq.commands import hydra_command
+from tests.fairseq.forked import training_config
 from tests.fairseq.models import SMALL
 
 
@@ -21,6 +22,33 @@ def test_every_run_of_a_hydra_multirun_writes_its_best_checkpoint(tiny_data, tmp
     best = [torch.load(f, weights_only=False)["extra_state"] for f in sorted(tmp_path.glob("jobs/*/*/*_best.pt"))]
     assert len(best) == 2
     assert best[0]["best"] < best[1]["best"] == best[1]["val_loss"]
+
+
+def test_asynchronous_saving_without_iopath_is_an_error(tmp_path, monkeypatch):
+    """Unpatched, `main` logs a message and returns."""
+    from fairseq_cli import train  # configures logging
+
+    cfg = training_config(tmp_path)
+    cfg.dataset.max_tokens = 100
+    cfg.checkpoint.write_checkpoints_asynchronously = True
+    monkeypatch.setitem(sys.modules, "iopath", None)
+    with pytest.raises(errors.UserError, match="--write-checkpoints-asynchronously needs iopath"):
+        train.main(cfg)
+
+    def main(cfg):
+        import iopath
+
+        return iopath
+
+    program = SimpleNamespace(main=main)
+    asynchronous_saving.patch(program)
+    monkeypatch.setitem(sys.modules, "iopath", "installed")
+    assert program.main(cfg) == "installed"
+    cfg.checkpoint.write_checkpoints_asynchronously = False
+    program = SimpleNamespace(main=lambda cfg: "trained" if cfg else iopath)  # noqa: F821
+    asynchronous_saving.patch(program)
+    monkeypatch.setitem(sys.modules, "iopath", None)
+    assert program.main(cfg) == "trained"
 
 
 PREFETCHES = """

@@ -1,0 +1,26 @@
+"""Defect: training cannot resume from a checkpoint of unpatched fairseq 0.12.2, and ends in a traceback.
+
+Its optimizer state includes the parameters that the patch `encoder_layer` removes. Check: the checkpoint has such
+parameters, the model has none, and the optimizer state is needed. The error then advises --reset-optimizer.
+"""
+
+from types import ModuleType
+
+from fairseq_modern.encoder_layer import SURPLUS
+from fairseq_modern.errors import CheckpointError
+from fairseq_modern.patching import adapts_checkpoints
+
+
+def patch(module: ModuleType) -> None:
+    """Check the checkpoints that `fairseq.trainer.Trainer` loads."""
+
+    @adapts_checkpoints(module)
+    def check(trainer, state, filename, reset_optimizer=False, *_, **__):
+        if reset_optimizer or not state.get("last_optimizer_state"):
+            return
+        surplus = {name for name in state["model"] if name.rpartition(".")[2] in SURPLUS}
+        if surplus.difference(trainer.get_model().state_dict()):
+            raise CheckpointError(
+                f"{filename} was written by fairseq without fairseq_modern: its model can be loaded, but its optimizer "
+                "state has more parameters; give --reset-optimizer or --finetune-from-model."
+            )
