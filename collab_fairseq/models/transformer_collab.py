@@ -6,7 +6,6 @@ Cordonnier, Loukas, Jaggi (2020), https://arxiv.org/abs/2006.16362. The layer is
 
 import functools
 import logging
-import os
 from contextlib import nullcontext
 from typing import Any, Dict, Optional
 
@@ -29,7 +28,7 @@ from collab_fairseq.modules.sites import attention_layers, checkpoint_layers, pa
 from collab_fairseq.search.shortlist import ShortlistGenerator
 from collab_fairseq.training.dropout import use_fast_dropout
 
-from .arguments import LAST, resolve
+from .arguments import resolve
 from .config import TransformerCollabConfig
 
 logger = logging.getLogger(__name__)
@@ -205,8 +204,7 @@ class TransformerCollabModel(TransformerModelBase):
         return TransformerCollabDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
 
     def check_training(self, trainer: Any) -> None:
-        """Reject ``--mixing-lr-multiplier`` and ``--encoder-layers-to-keep`` in training runs that they do not fit."""
-        self._check_kept_layers(trainer)
+        """Reject ``--mixing-lr-multiplier`` with an optimizer that it does not work with."""
         settings = trainer.cfg.optimizer
         optimizer = getattr(settings, "_name", None) or getattr(settings, "optimizer", None)
         multiplier = self.args.mixing_lr_multiplier
@@ -215,24 +213,6 @@ class TransformerCollabModel(TransformerModelBase):
                 f"--mixing-lr-multiplier {multiplier} needs an optimizer whose step size does not depend on the scale "
                 f"of the gradient (--optimizer {', '.join(SCALE_INVARIANT)}); got {optimizer}"
             )
-
-    def _check_kept_layers(self, trainer: Any) -> None:
-        """Reject flags that select layers of a checkpoint if training starts without one.
-
-        The run would save them, and loading its own checkpoints would remove layers again.
-        """
-        checkpoint = trainer.cfg.checkpoint
-        if checkpoint.finetune_from_model or checkpoint.continue_once or checkpoint.restore_file != LAST:
-            return
-        if os.path.exists(os.path.join(checkpoint.save_dir, LAST)):
-            return
-        for side in ("encoder", "decoder"):
-            kept = getattr(self.args, side).layers_to_keep
-            if kept:
-                raise ConfigurationError(
-                    f"--{side}-layers-to-keep {kept} selects layers of a checkpoint: give --finetune-from-model or "
-                    f"--restore-file, or set --{side}-layers instead"
-                )
 
     def adapt_checkpoint(self, state: Dict[str, Any], filename: str, reset_optimizer: bool) -> None:
         """Let training continue from a checkpoint with other scales of the scores, without its optimizer state.

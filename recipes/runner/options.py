@@ -66,7 +66,8 @@ def add_run_options(parser: argparse.ArgumentParser, recipe: str, cfg: DictConfi
     text = "shared key dimension; with --heads none, the embedding width unless given"
     add_setting(group, cfg, "--key-dim", "model.key_dim", text, metavar="N", type=positive)
     add_setting(group, cfg, "--seed", "common.seed", "random seed of training", metavar="N", type=positive)
-    text = f"more settings, by names of recipe.variants joined by _: {' '.join(sorted(cfg.recipe.variants))}"
+    names = " ".join(sorted(cfg.recipe.variants))
+    text = f"more settings, by names of recipe.variants in the YAML file, joined by _: {names}"
     group.add_argument("--variant", metavar="NAME", help=text)
     text = f"folder of the run (default: runs/{recipe}/<heads, key dimension, variant, seed, updates>)"
     group.add_argument("--output", metavar="DIR", type=absolute, help=text)
@@ -117,10 +118,11 @@ def add_shared_options(parser: argparse.ArgumentParser, recipe: str, cfg: DictCo
     add_setting(group, cfg, "--device", "recipe.device", "auto, gpu or cpu", metavar="NAME")
     text = "GPUs per node, otherwise all; on a CPU processes, otherwise one"
     add_setting(group, cfg, "--gpus", "recipe.gpus", text, metavar="N", type=positive)
-    text = "number of nodes (default: 1, or those of the Slurm job); outside Slurm, run the command on each node with"
+    text = "number of nodes (default: 1, or those of the Slurm job); outside Slurm, start the command on each node, with "
+    text += "--master and --node-rank"
     group.add_argument("--nodes", metavar="N", type=positive, help=text)
-    group.add_argument("--master", metavar="H:P", help="a port P of the first node H, and")
-    group.add_argument("--node-rank", metavar="R", type=number, help="the number of the node, from 0")
+    group.add_argument("--master", metavar="H:P", help="name H and free port P of the first node")
+    group.add_argument("--node-rank", metavar="R", type=number, help="index of this node, from 0")
     text = (
         f"per GPU and pass (default: the largest up to {cfg.dataset.max_tokens}, more with 48 GiB or more, that gives "
         "the batch of recipe.batch_tokens)"

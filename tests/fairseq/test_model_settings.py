@@ -1,12 +1,9 @@
 """Settings of the model: shapes of single layers, kept layers, initialisation, and invalid values."""
 
-import contextlib
-from types import SimpleNamespace
 
 import pytest
 import torch
 from fairseq import models
-from fairseq.dataclass.configs import CheckpointConfig, FairseqConfig
 from fairseq.modules import MultiheadAttention
 from omegaconf import OmegaConf
 
@@ -47,30 +44,6 @@ def test_kept_layers_keep_their_shapes(keep):
     resumed = models.build_model(args, Task())
     resumed.load_state_dict(pruned.state_dict(), model_cfg=args)
     assert torch.equal(resumed.eval()(*batch())[0], pruned(*batch())[0])
-
-
-@pytest.mark.parametrize(
-    ("options", "rejected"),
-    [
-        ({}, True),
-        ({"encoder_layers_to_keep": None}, False),
-        ({"finetune_from_model": "complete.pt"}, False),
-        ({"restore_file": "complete.pt"}, False),
-        ({"save_dir": "with checkpoint_last.pt"}, False),
-    ],
-    ids=str,
-)
-def test_keeping_layers_needs_a_checkpoint(tmp_path, options, rejected):
-    """The new model could not load its own weights."""
-    (tmp_path / "with checkpoint_last.pt").mkdir()
-    (tmp_path / "with checkpoint_last.pt" / "checkpoint_last.pt").touch()
-    options = {"save_dir": "empty", "encoder_layers_to_keep": "0,2", **options}
-    options["save_dir"] = str(tmp_path / options["save_dir"])
-    args = arguments(**DEEP, encoder_layers_to_keep=options.pop("encoder_layers_to_keep"))
-    model = models.build_model(args, Task())
-    trainer = SimpleNamespace(cfg=FairseqConfig(checkpoint=CheckpointConfig(**options)))
-    with pytest.raises(ConfigurationError, match="-to-keep 0,2 selects") if rejected else contextlib.nullcontext():
-        model.check_training(trainer)
 
 
 @pytest.mark.parametrize("arch", ["transformer", "transformer_collab"])
