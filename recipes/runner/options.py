@@ -118,8 +118,8 @@ def add_shared_options(parser: argparse.ArgumentParser, recipe: str, cfg: DictCo
     add_setting(group, cfg, "--device", "recipe.device", "auto, gpu or cpu", metavar="NAME")
     text = "GPUs per node, otherwise all; on a CPU processes, otherwise one"
     add_setting(group, cfg, "--gpus", "recipe.gpus", text, metavar="N", type=positive)
-    text = "number of nodes (default: 1, or those of the Slurm job); outside Slurm, start the command on each node, with "
-    text += "--master and --node-rank"
+    text = "number of nodes (default: 1, or those of the Slurm job); outside Slurm, start the command on each node "
+    text += "with --master and --node-rank"
     group.add_argument("--nodes", metavar="N", type=positive, help=text)
     group.add_argument("--master", metavar="H:P", help="name H and free port P of the first node")
     group.add_argument("--node-rank", metavar="R", type=number, help="index of this node, from 0")

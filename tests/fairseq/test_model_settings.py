@@ -1,6 +1,5 @@
 """Settings of the model: shapes of single layers, kept layers, initialisation, and invalid values."""
 
-
 import pytest
 import torch
 from fairseq import models
