@@ -127,7 +127,8 @@ def _records(runs: Sequence[TrainingRecord], folder: str) -> str:
         path = os.path.relpath(run["path"], folder).replace(os.sep, "/")
         recipe = posixpath.basename(path).partition("-")[0]
         recipes.setdefault(recipe, []).append(path)
-    return f"Records: {', '.join(map(_pattern, recipes.values()))}."
+    patterns = [_pattern(paths) for _, paths in sorted(recipes.items())]
+    return f"Records: {', '.join(patterns)}."
 
 
 def _pattern(paths: Sequence[str]) -> str:
