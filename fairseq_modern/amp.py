@@ -11,6 +11,8 @@
   (`BaseFairseqModel.prepare_for_inference_`). Models loaded by `from_pretrained` stay fp32.
 - Checkpoints of `--fp16` and `--bf16` lack the fp32 parameters, so that resumed training continues from rounded
   parameters (`_FP16OptimizerMixin.state_dict`). They are ignored if the model of the checkpoint has been changed.
+- Checkpoints of `--amp` lack the loss scale, and those of `--fp16` the number of updates since its last change
+  (`state_dict` of their optimizers), so that resumed training skips other updates because of overflows.
 """
 
 import logging
@@ -59,6 +61,17 @@ def patch(module: ModuleType) -> None:
         self._grad_scaler = torch.amp.GradScaler("cpu", enabled=False)
 
     @wrap(optimizer)
+    def state_dict(original, self):
+        return {**original(self), "grad_scaler": self.scaler.state_dict()}
+
+    @wrap(optimizer)
+    def load_state_dict(original, self, state_dict, *args, **options):
+        original(self, state_dict, *args, **options)
+        scaler, saved = self.scaler.state_dict(), state_dict.get("grad_scaler")
+        if scaler and saved:  # neither comes from a CPU; the window is that of this command
+            self.scaler.load_state_dict({**scaler, **{name: saved[name] for name in ("scale", "_growth_tracker")}})
+
+    @wrap(optimizer)
     def clip_grad_norm(original, self, max_norm, *args, **options):
         if self.scaler.is_enabled():
             return original(self, max_norm, *args, **options)
@@ -84,11 +97,31 @@ def equal_when_rounded(saved: List[torch.Tensor], current: List[torch.Tensor], d
     return all(torch.equal(source.to(target.device, dtype), target.to(dtype)) for source, target in pairs)
 
 
+def save_counters(optimizer: Any) -> None:
+    """Wrap `state_dict` and `load_state_dict` of an optimizer of `--fp16`: its loss scaler also keeps its counters."""
+    counters = ("_iter", "_last_overflow_iter", "_last_rescale_iter", "_overflows_since_rescale")
+
+    @wrap(optimizer)
+    def state_dict(original, self):
+        state = original(self)
+        if self.scaler is not None:
+            state["loss_scale_counters"] = {name: getattr(self.scaler, name) for name in counters}
+        return state
+
+    @wrap(optimizer)
+    def load_state_dict(original, self, state_dict, *args, **options):
+        original(self, state_dict, *args, **options)
+        if self.scaler is not None:
+            vars(self.scaler).update(state_dict.get("loss_scale_counters", {}))
+
+
 def patch_half(module: ModuleType) -> None:
-    """Wrap `state_dict` and `load_state_dict` of `FP16Optimizer`."""
+    """Wrap `state_dict` and `load_state_dict` of `FP16Optimizer` and `MemoryEfficientFP16Optimizer`."""
     optimizer = module._FP16OptimizerMixin
     if "fp32_params" in names(optimizer.state_dict):
         return
+    save_counters(optimizer)
+    save_counters(module._MemoryEfficientFP16OptimizerMixin)
 
     @wrap(optimizer)
     def state_dict(original, self):

@@ -1,5 +1,6 @@
 """`--amp`, `--bf16` and `--fp16` on a CPU: arithmetic, errors, resuming, translating."""
 
+import contextlib
 import json
 import math
 import os
@@ -12,7 +13,7 @@ import torch
 from fairseq import tasks
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.hub_utils import GeneratorHubInterface
-from fairseq.optim import AMPOptimizer, FP16Optimizer
+from fairseq.optim import AMPOptimizer, FP16Optimizer, MemoryEfficientFP16Optimizer
 from omegaconf import OmegaConf
 
 from collab_fairseq import checkpoints
@@ -196,6 +197,48 @@ def test_fp32_parameters_are_restored_unless_the_model_was_changed(is_flat, is_e
     resumed.load_state_dict(state)
     assert torch.equal(*amp.fp32_tensors(resumed), rounded if is_edited else fp32)
     assert ("ignored the fp32 parameters in the checkpoint" in caplog.text) is is_edited
+
+
+def loss_scales(build, overflows, resume_at=None):
+    """The loss scale after each of 40 steps, as with one optimizer, or with a second one from a certain step on."""
+    optimizer, scales = build(), []
+    for number in range(40):
+        if number == resume_at:
+            state = optimizer.state_dict()
+            optimizer = build()
+            optimizer.load_state_dict(state)
+        optimizer.zero_grad()
+        optimizer.backward((optimizer.scaled * (math.inf if number in overflows else 1.0)).sum())
+        with contextlib.suppress(OverflowError):
+            optimizer.clip_grad_norm(0.0)
+            optimizer.step()
+        scaler = optimizer.scaler
+        scales.append(getattr(scaler, "loss_scale", None) or scaler.get_scale())
+    return scales
+
+
+@pytest.mark.parametrize("build", [FP16Optimizer, MemoryEfficientFP16Optimizer, AMPOptimizer])
+def test_loss_scale_of_a_resumed_run_changes_after_the_same_updates(build, units, monkeypatch):
+    monkeypatch.setattr("torch.cuda.current_device", lambda: None)  # the device index of CPU tensors
+    monkeypatch.setattr("fairseq.optim.sgd.SGD.supports_memory_efficient_fp16", True)
+    settings = {"fp16_scale_window": 10, "fp16_scale_tolerance": 0.25, "threshold_loss_scale": None}
+    settings["fp16_no_flatten_grads"] = True
+
+    def optimizer():
+        parameter = torch.nn.Parameter(torch.ones(2, dtype=torch.float32 if build is AMPOptimizer else torch.half))
+        built = optimizer_of(parameter, build, **settings)
+        built.scaled = parameter
+        if build is AMPOptimizer:
+            built._grad_scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=10)  # as on a GPU
+        return built
+
+    overflows = (3, 4, 20)
+    scales = loss_scales(optimizer, overflows)
+    assert len(set(scales)) > 2
+    for number in (5, 15, 24):
+        assert loss_scales(optimizer, overflows, number) == scales
+    state, old = optimizer().state_dict(), optimizer()
+    old.load_state_dict({name: value for name, value in state.items() if name in ("state", "param_groups")})
 
 
 @pytest.mark.parametrize(("path", "dtype"), [(None, torch.float32), ("model.pt", torch.bfloat16)])
