@@ -79,7 +79,7 @@ setup(
         "cffi",
         "cython",
         "packaging",
-        "filelock",
+        "filelock>=4",
         "tensorboardX",
     ],
     extras_require={

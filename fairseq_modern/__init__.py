@@ -63,6 +63,7 @@ AFTER = {
     "fairseq.trainer": (
         "amp.patch_trainer",
         "plugins.patch",
+        "store_ema.patch",
         "unpatched_checkpoints.patch",
         "error_messages.patch",
         "fault_tolerance.position.patch_trainer",

@@ -1,6 +1,7 @@
 """Atomic writes, locks between processes, checksums."""
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import io
@@ -82,9 +83,11 @@ def hold(descriptor: int) -> None:
 def remove_stale_temp_files(folder: str, target: Optional[str] = None) -> List[str]:
     """Remove the temporary files and folders that killed processes left in a folder; return their names.
 
+    Those that a running process holds (`hold`) stay.
+
     Args:
-        target: remove only those of this file or folder, and none that a running process holds (`hold`). By default,
-            all are removed: the caller must make sure that no other process writes to the folder.
+        target: remove only those of this file or folder. By default, all are removed, also on file systems without
+            locks: there, the caller must make sure that no other process writes to the folder.
     """
     removed = []
     for name in os.listdir(folder) if os.path.isdir(folder) else []:
@@ -92,18 +95,19 @@ def remove_stale_temp_files(folder: str, target: Optional[str] = None) -> List[s
         if match is None or target not in (None, match[1]):
             continue
         path = os.path.join(folder, name)
-        if target is None:
-            _remove(path)
-            removed.append(name)
-            continue
-        with contextlib.suppress(OSError):  # it is held, a link, or another user's
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with contextlib.ExitStack() as stack:
             try:
+                descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+                stack.callback(os.close, descriptor)
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            except OSError:  # a link, another user's, or on a file system without locks
+                if target is not None:
+                    continue
+            with contextlib.suppress(OSError):
                 _remove(path)
                 removed.append(name)
-            finally:
-                os.close(descriptor)
     return removed
 
 
@@ -119,13 +123,15 @@ def acquire_lock(path: str, on_wait: Callable[[], None]) -> filelock.BaseFileLoc
 
     Call `on_wait` if another process holds the lock, and raise TimeoutError if it still does after a minute.
     """
-    lock = filelock.FileLock(path, mode=0o666, thread_local=False)
-    with contextlib.suppress(NotImplementedError):
-        try:
-            lock.acquire(timeout=0)
-        except filelock.Timeout:
-            on_wait()
-            lock.acquire(timeout=LOCK_PATIENCE, poll_interval=0.2)
+    lock = filelock.FileLock(path, mode=0o666, thread_local=False, fallback_to_soft=False)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        on_wait()
+        lock.acquire(timeout=LOCK_PATIENCE, poll_interval=0.2)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
     return lock
 
 

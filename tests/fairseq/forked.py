@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import time
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
@@ -81,6 +82,23 @@ def training_config(folder: Path) -> Any:
     cfg = OmegaConf.structured(FairseqConfig)
     cfg.checkpoint.save_dir = str(folder)
     return cfg
+
+
+def write_checkpoint(
+    path: Path, updates: int, cfg: Any = None, score: Optional[float] = None, best: Optional[float] = None
+) -> Path:
+    """Write a checkpoint with the structure of fairseq's; `cfg` is the configuration of its run."""
+    from omegaconf import OmegaConf
+
+    state = {
+        "model": OrderedDict(weight=torch.full((1000,), 7.0)),
+        "cfg": cfg and OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
+        "optimizer_history": [{"num_updates": updates}],
+        "last_optimizer_state": {"state": {}},
+        "extra_state": {"train_iterator": {"epoch": 1}, "val_loss": score, "best": best},
+    }
+    torch.save(state, path)
+    return path
 
 
 def flip_a_bit(path: Path) -> None:

@@ -24,7 +24,7 @@ from fairseq.trainer import Trainer
 from collab_fairseq import checkpoints
 from fairseq_modern.errors import CheckpointError
 from fairseq_modern.files import atomic_write, remove_stale_temp_files
-from tests.common import TINY_MODEL, TINY_TRAINING
+from tests.common import TINY_MODEL, TINY_TRAINING, run
 from tests.fairseq import forked
 from tests.fairseq.models import Task
 
@@ -182,6 +182,18 @@ def tiny_trainer(parameters):
     return Trainer(cfg, task, model, build_criterion(cfg.criterion, task))
 
 
+def test_a_moving_average_starts_at_the_model_of_a_checkpoint_without_one(tiny_data, tiny_run, tmp_path):
+    """Unpatched, --store-ema then ends in a KeyError."""
+    source = tiny_run / "checkpoint_best.pt"
+    flags = ["--store-ema", "--ema-decay", 1.0, "--finetune-from-model", source, "--max-update", 1]
+    run("fairseq-train", tiny_data, *TINY_MODEL, *TINY_TRAINING, *flags, "--save-dir", tmp_path)
+    state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=False)
+    start, average = torch.load(source, weights_only=False)["model"], state["extra_state"]["ema"]
+    weights = [name for name in start if name.endswith("weight")]
+    assert all(torch.equal(average[name], start[name]) for name in weights)
+    assert not any(torch.equal(state["model"][name], start[name]) for name in weights)
+
+
 def test_the_optimizer_state_of_unpatched_fairseq_is_an_error_that_advises_a_reset(tmp_path, monkeypatch):
     path, layer = str(tmp_path / "unpatched.pt"), TransformerEncoderLayerBase
     saved, built = [], []
@@ -277,5 +289,8 @@ def test_removes_temp_files_of_killed_writes_and_nothing_else(tmp_path):
     with atomic_write(str(path)) as new:
         new.write(b"new")
     assert sorted(tmp_path.iterdir()) == sorted([*kept, path, other])
-    assert remove_stale_temp_files(str(tmp_path)) == [other.name]
+    with atomic_write(str(path)) as new:
+        new.write(b"newer")
+        assert remove_stale_temp_files(str(tmp_path)) == [other.name]
     assert sorted(tmp_path.iterdir()) == sorted([*kept, path])
+    assert path.read_bytes() == b"newer"

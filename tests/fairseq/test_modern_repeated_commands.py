@@ -2,7 +2,6 @@
 
 import logging
 import shutil
-from collections import OrderedDict
 from types import SimpleNamespace
 
 import pytest
@@ -35,18 +34,6 @@ def configuration(folder, learning_rate=0.1, data="DATA", **checkpoint):
     return cfg
 
 
-def save(path, updates, cfg):
-    """Write a checkpoint of a run."""
-    state = {
-        "model": OrderedDict(weight=torch.full((1000,), 7.0)),
-        "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
-        "optimizer_history": [{"num_updates": updates}],
-        "last_optimizer_state": {"state": {}},
-        "extra_state": {"train_iterator": {"epoch": 1}, "val_loss": None, "best": None},
-    }
-    torch.save(state, path)
-
-
 class Trainer:
     """Records what fairseq loads."""
 
@@ -69,10 +56,9 @@ class Trainer:
         pass
 
 
-def loaded(cfg, **attributes):
+def loaded(cfg):
     """The number of updates of the checkpoint that fairseq loads, and whether it resets the optimizer and the data."""
     trainer = Trainer(cfg)
-    vars(trainer).update(attributes)
     before = OmegaConf.to_container(cfg)
     checkpoint_utils.load_checkpoint(cfg.checkpoint, trainer)
     resuming.unlock()
@@ -84,13 +70,13 @@ def loaded(cfg, **attributes):
 def test_the_same_command_resumes_its_run(tmp_path, caplog, flags):
     first = (7 if "restore_file" in flags else 5000, "reset_optimizer" in flags, "reset_dataloader" in flags)
     last = tmp_path / "checkpoint_last.pt"
-    save(tmp_path / PRETRAINED, 7, configuration(tmp_path))
-    save(last, 5000, configuration(tmp_path))
+    forked.write_checkpoint(tmp_path / PRETRAINED, 7, configuration(tmp_path))
+    forked.write_checkpoint(last, 5000, configuration(tmp_path))
     with caplog.at_level(logging.WARNING):
         assert loaded(configuration(tmp_path, **flags)) == first
     assert caplog.text == ""
 
-    save(last, 30, configuration(tmp_path, **flags))
+    forked.write_checkpoint(last, 30, configuration(tmp_path, **flags))
     with caplog.at_level(logging.WARNING):
         assert loaded(configuration(tmp_path, **flags)) == (30, False, False)
     assert "resuming this run from checkpoint_last.pt (30 updates), without --re" in caplog.text
@@ -101,14 +87,14 @@ def test_the_same_command_resumes_its_run(tmp_path, caplog, flags):
 
     with last.open("r+b") as file:
         file.truncate(100)
-    save(tmp_path / "checkpoint_1_20.pt", 20, configuration(tmp_path, **flags))
+    forked.write_checkpoint(tmp_path / "checkpoint_1_20.pt", 20, configuration(tmp_path, **flags))
     assert loaded(configuration(tmp_path, **flags)) == (20, False, False)
 
 
 def test_a_damaged_checkpoint_of_another_run_stays(tmp_path):
     flags = {"restore_file": PRETRAINED, **RESET}
-    save(tmp_path / PRETRAINED, 7, configuration(tmp_path))
-    save(tmp_path / "checkpoint_1_20.pt", 20, configuration(tmp_path))
+    forked.write_checkpoint(tmp_path / PRETRAINED, 7, configuration(tmp_path))
+    forked.write_checkpoint(tmp_path / "checkpoint_1_20.pt", 20, configuration(tmp_path))
     (tmp_path / "checkpoint_last.pt").write_bytes(b"damaged")
     assert loaded(configuration(tmp_path, **flags)) == (7, True, True)
     assert (tmp_path / "checkpoint_last.pt").read_bytes() == b"damaged"
@@ -120,7 +106,7 @@ def test_the_message_says_if_the_same_command_does_not_resume(tmp_path, caplog, 
     messages = []
     for more in ({}, flags):
         cfg = configuration(tmp_path, restore_file=PRETRAINED, **more, **RESET)
-        save(tmp_path / PRETRAINED, 7, cfg)
+        forked.write_checkpoint(tmp_path / PRETRAINED, 7, cfg)
         trainer = Trainer(cfg)
         trainer.get_num_updates = lambda: 30
         trainer.checkpoint_suffix = cfg.checkpoint.checkpoint_suffix
@@ -143,13 +129,13 @@ def test_a_run_from_another_checkpoint_of_its_folder_starts_there(tmp_path, sour
     flags = {source: "checkpoint_best.pt"}
     resets = source == "finetune_from_model"
     for name in ("checkpoint_best.pt", "checkpoint_1_9000.pt"):
-        save(tmp_path / name, 7000 if "best" in name else 9000, configuration(tmp_path))
+        forked.write_checkpoint(tmp_path / name, 7000 if "best" in name else 9000, configuration(tmp_path))
     assert loaded(configuration(tmp_path, **flags)) == (7000, resets, False)
     assert not (tmp_path / "checkpoint_last.pt").exists()
     assert loaded(configuration(tmp_path)) == (9000, False, False)  # the control
 
     (tmp_path / "checkpoint_last.pt").write_bytes(b"damaged")
-    save(tmp_path / "checkpoint_1_20.pt", 20, configuration(tmp_path, learning_rate=0.2, **flags))
+    forked.write_checkpoint(tmp_path / "checkpoint_1_20.pt", 20, configuration(tmp_path, learning_rate=0.2, **flags))
     assert loaded(configuration(tmp_path, **flags)) == (20, False, False)
 
 
@@ -158,10 +144,10 @@ def test_the_checkpoint_with_the_most_updates_wins_if_checkpoint_last_is_not_upd
     """fairseq does not update it with --write-checkpoints-asynchronously."""
     cfg = configuration(tmp_path, write_checkpoints_asynchronously=asynchronous)
     last = tmp_path / "checkpoint_last.pt"
-    save(last, 20, cfg)
-    save(tmp_path / "checkpoint_1_10.pt", 10, cfg)
+    forked.write_checkpoint(last, 20, cfg)
+    forked.write_checkpoint(tmp_path / "checkpoint_1_10.pt", 10, cfg)
     assert loaded(cfg)[0] == 20
-    save(tmp_path / "checkpoint_1_30.pt", 30, cfg)
+    forked.write_checkpoint(tmp_path / "checkpoint_1_30.pt", 30, cfg)
     assert loaded(cfg)[0] == (30 if asynchronous else 20)
     assert not list(tmp_path.glob("*.damaged"))
 

@@ -1,44 +1,31 @@
 """Resuming: from which checkpoint, at which position in an epoch, and by one training run at a time."""
 
+import errno
+import fcntl
 import logging
 import os
 import select
 import shutil
 import subprocess
 import sys
-import time
 import zipfile
 from argparse import Namespace
-from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq.data.iterators import EpochBatchIterator, GroupedIterator
 from fairseq.tasks.translation import TranslationConfig
-from torch.utils.data import TensorDataset
 
 from fairseq_modern import fault_tolerance
 from fairseq_modern.errors import CheckpointError, UserError
 from fairseq_modern.fault_tolerance import position, resuming
-from fairseq_modern.files import atomic_write
+from fairseq_modern.files import atomic_write, remove_stale_temp_files
 from tests.fairseq import forked
 
 
-def checkpoint(directory, name, updates, score=None, best=None, age=0):
-    """Write a checkpoint with the structure of fairseq's, `age` seconds old."""
-    state = {
-        "model": OrderedDict(weight=torch.full((1000,), 7.0)),
-        "optimizer_history": [{"num_updates": updates}],
-        "last_optimizer_state": {"state": {}},
-        "extra_state": {"train_iterator": {"epoch": 1}, "val_loss": score, "best": best},
-    }
-    path = directory / name
-    torch.save(state, path)
-    moment = time.time() - age
-    os.utime(path, (moment, moment))
-    return path
+def checkpoint(directory, name, updates, score=None, best=None):
+    return forked.write_checkpoint(directory / name, updates, score=score, best=best)
 
 
 def copy(source, target, overwrite):
@@ -57,9 +44,9 @@ DAMAGE = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_finds_the_latest_valid_checkpoint(tmp_path, damage):
-    older = checkpoint(tmp_path, "checkpoint_1_10.pt", 10, age=20)
-    newer = checkpoint(tmp_path, "checkpoint_1_20.pt", 20, age=10)
-    last = checkpoint(tmp_path, "checkpoint_last.pt", 20, age=10)
+    older = checkpoint(tmp_path, "checkpoint_1_10.pt", 10)
+    newer = checkpoint(tmp_path, "checkpoint_1_20.pt", 20)
+    last = checkpoint(tmp_path, "checkpoint_last.pt", 20)
     assert resuming.latest_valid_checkpoint(str(tmp_path)).path == str(last)
     DAMAGE[damage](last)
     assert resuming.latest_valid_checkpoint(str(tmp_path)).path == str(newer)
@@ -113,7 +100,7 @@ ROLL_BACK = {
 def test_resumes_from_the_checkpoint_that_the_user_has_chosen(tmp_path, way):
     """Whatever its age, and without changing any other checkpoint."""
     for name, number in (("checkpoint_1_40.pt", 40), ("checkpoint_best.pt", 70), ("checkpoint_last.pt", 70)):
-        checkpoint(tmp_path, name, number, score=2.0, best=2.0, age=100 - number)
+        checkpoint(tmp_path, name, number, score=2.0, best=2.0)
     last = tmp_path / "checkpoint_last.pt"
     ROLL_BACK[way](tmp_path / "checkpoint_1_40.pt", last)
     before = files(tmp_path)
@@ -126,7 +113,7 @@ def test_resumes_from_the_checkpoint_that_the_user_has_chosen(tmp_path, way):
 @pytest.mark.parametrize(("score", "best_updates"), [(2.5, 20), (3.5, 10)])
 def test_restores_the_last_and_the_best_checkpoint(tmp_path, caplog, score, best_updates, last):
     checkpoint(tmp_path, "checkpoint_best.pt", 10, 3.0, 3.0)
-    checkpoint(tmp_path, "checkpoint_1_20.pt", 20, score, min(score, 3.0), age=10)
+    checkpoint(tmp_path, "checkpoint_1_20.pt", 20, score, min(score, 3.0))
     if last == "damaged":
         forked.flip_a_bit(checkpoint(tmp_path, "checkpoint_last.pt", 30))
     elif last == "a link to nothing":
@@ -192,6 +179,24 @@ def test_one_run_at_a_time_uses_a_folder(tmp_path, monkeypatch):
         other.kill()
 
 
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO])
+def test_a_file_system_without_locks_excludes_nobody(number, tmp_path, monkeypatch):
+    stale = tmp_path / f"averaged.pt.{16 * 'a'}.tmp"
+    stale.touch()
+
+    def flock(descriptor, operation):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    if number == errno.EIO:
+        with pytest.raises(OSError, match=os.strerror(number)):
+            resuming.lock(str(tmp_path))
+        return
+    for _ in range(2):
+        resuming.lock(str(tmp_path))
+    assert remove_stale_temp_files(str(tmp_path)) == [stale.name]
+
+
 @pytest.mark.parametrize("batches", [0, 5])
 @pytest.mark.parametrize(
     ("changes", "is_same"),
@@ -232,14 +237,3 @@ def test_other_batches_resume_at_the_next_epoch(tmp_path, caplog, changes, is_sa
 def test_tasks_without_a_dataclass_have_batch_settings():
     cfg = {"task": Namespace(max_source_positions=9), "common": {"seed": 1}}
     assert position.batch_settings(cfg) == {"--max-source-positions": 9, "--seed": 1}
-
-
-@pytest.mark.parametrize(("update_freq", "trained"), [(5, 10), (4, 8)])
-def test_fairseq_skips_batches_if_update_freq_does_not_divide_the_position(update_freq, trained):
-    """The defect, as the reason for the check: 10 batches remain, and the epoch does not end."""
-    sentences = TensorDataset(torch.arange(15))
-    epochs = EpochBatchIterator(sentences, collate_fn=list, batch_sampler=[[i] for i in range(15)])
-    epochs.load_state_dict({"version": 2, "epoch": 1, "iterations_in_epoch": 5, "shuffle": True})
-    groups = GroupedIterator(epochs.next_epoch_itr(), update_freq)
-    assert sum(len(group) for group in groups) == trained
-    assert epochs.end_of_epoch() is (trained == 10)
