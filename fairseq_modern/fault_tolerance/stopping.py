@@ -38,7 +38,6 @@ DEFAULT_HANDLERS: Dict[signal.Signals, Any] = {
 }
 
 _stop_requested = threading.Event()
-_training = threading.Event()  # `main` runs
 
 
 class Stopped(SystemExit):
@@ -83,14 +82,7 @@ def reset_handlers(handler: Any = request_stop) -> None:
 
 
 def patch(module: ModuleType) -> None:
-    """Wrap `load_checkpoint` and `save_checkpoint` of `fairseq.checkpoint_utils`."""
-
-    @wrap(module)
-    def load_checkpoint(original, *args, **options):
-        loaded = original(*args, **options)
-        if fault_tolerance.is_on() and _training.is_set():
-            set_handlers()
-        return loaded
+    """Wrap `save_checkpoint` of `fairseq.checkpoint_utils`."""
 
     @wrap(module)
     def save_checkpoint(original, cfg, trainer, *args, **options):
@@ -142,7 +134,13 @@ def stop(checkpoint_utils: Any, cfg: Any, trainer: Any, epoch_itr: Any) -> None:
 
 
 def patch_train(module: ModuleType) -> None:
-    """Wrap `validate_and_save`, which runs after each update, and `main` of `fairseq_cli.train`."""
+    """Wrap `train` (an epoch), `validate_and_save` (after each update) and `main` of `fairseq_cli.train`."""
+
+    @wrap(module)
+    def train(original, *args, **options):
+        if fault_tolerance.is_on():
+            set_handlers()
+        return original(*args, **options)
 
     @wrap(module)
     def validate_and_save(original, cfg, trainer, task, epoch_itr, *args, **options):
@@ -153,10 +151,8 @@ def patch_train(module: ModuleType) -> None:
 
     @wrap(module)
     def main(original, *args, **options):
-        _training.set()
         try:
             return original(*args, **options)
         finally:
-            _training.clear()
             reset_handlers()
             resuming.unlock()

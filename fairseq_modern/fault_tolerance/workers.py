@@ -62,6 +62,9 @@ def patch(module: ModuleType) -> None:
 
     @wrap(module)
     def call_main(original, cfg, main, **options):
+        from fairseq.utils import import_user_module
+
+        import_user_module(cfg.common)  # it may enable fault tolerance; fairseq-hydra-train imports it in `main`
         if not fault_tolerance.is_on():
             return original(cfg, main, **options)
         die_with_torchrun()

@@ -40,10 +40,9 @@ def troubled(tiny_data, tmp_path_factory):
     """Name of a run → its folder, and the outputs and exit statuses of its processes."""
     folder = tmp_path_factory.mktemp("troubled")
     trouble = forked.user_dir(folder / "trouble", TROUBLE)
-    training = [flag for flag in TINY_TRAINING if flag not in ("--cpu", "--no-progress-bar")]
     saving = ["--save-interval-updates", 15, "--no-epoch-checkpoints", "--save-interval", 100]
     updates = ["--max-tokens", 100, "--max-update", 40, "--dropout", 0.3, "--validate-interval", 100]
-    flags = [tiny_data, "--user-dir", trouble, *TINY_MODEL, *training, *updates, *saving]
+    flags = [tiny_data, "--user-dir", trouble, *TINY_MODEL, *TINY_TRAINING, *updates, *saving]
 
     runs = {}
 
@@ -111,8 +110,7 @@ def test_a_resumed_run_remembers_its_patience(tiny_data, tmp_path, more, last_ep
 
     The control, which forgets the first two validations, does not stop early.
     """
-    training = [flag for flag in TINY_TRAINING if flag not in ("--cpu", "--no-progress-bar")]
-    flags = [tiny_data, *TINY_MODEL, *training, "--lr", 1e-30, "--patience", 3, "--no-epoch-checkpoints"]
+    flags = [tiny_data, *TINY_MODEL, *TINY_TRAINING, "--lr", 1e-30, "--patience", 3, "--no-epoch-checkpoints"]
     for max_epoch, flag in ((2, []), (5, more)):
         done = forked.train(tmp_path, [*flags, *flag, "--max-epoch", max_epoch])
         assert done["statuses"] == [0]

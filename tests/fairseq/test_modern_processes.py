@@ -22,29 +22,6 @@ from tests.common import ROOT, free_port, run
 from tests.fairseq import forked
 
 TWO_RANKS = """
-import torch, torch.distributed as dist
-from fairseq.distributed import utils
-from fairseq_modern.distributed import close_process_groups
-
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-for data in ({"rank": rank, "tensor": torch.full((2,), float(rank))}, [rank] * 20000):
-    gathered = utils.all_gather_list(data)
-    assert len(gathered) == 2
-    assert [g["rank"] if isinstance(g, dict) else g[0] for g in gathered] == [0, 1], gathered
-print("rank", rank, "is done")
-close_process_groups(utils)
-"""
-
-
-def test_two_ranks_gather_objects_of_any_type_and_size(tmp_path):
-    script = tmp_path / "ranks.py"
-    script.write_text(TWO_RANKS)
-    port = ["--master_addr", "127.0.0.1", "--master_port", free_port()]
-    assert run("torchrun", "--nproc_per_node", 2, *port, script).stdout.count("is done") == 2
-
-
-TRAINER_IN_A_CYCLE = """
 import gc, os, time
 import torch, torch.distributed as dist
 from fairseq.distributed import utils
@@ -63,6 +40,9 @@ gc.disable()
 dist.init_process_group("gloo")
 rank, threads = dist.get_rank(), len(os.listdir("/proc/self/task"))
 assert threads > 1
+for data in ({"rank": rank, "tensor": torch.full((2,), float(rank))}, [rank] * 20000):
+    gathered = utils.all_gather_list(data)
+    assert [g["rank"] if isinstance(g, dict) else g[0] for g in gathered] == [0, 1], gathered
 train(rank)
 close_process_groups(utils)
 print("rank", rank, "has", len(os.listdir("/proc/self/task")), "thread")
@@ -70,10 +50,10 @@ print("rank", rank, "has", len(os.listdir("/proc/self/task")), "thread")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts threads in /proc")
-def test_closing_groups_joins_their_threads(tmp_path):
+def test_two_ranks_gather_objects_and_join_the_threads_of_their_groups(tmp_path):
     """With a trainer in a reference cycle, and while a thread needs the GIL to free its tensor."""
     script = tmp_path / "ranks.py"
-    script.write_text(TRAINER_IN_A_CYCLE)
+    script.write_text(TWO_RANKS)
     port = ["--master_addr", "127.0.0.1", "--master_port", free_port()]
     assert run("torchrun", "--nproc_per_node", 2, *port, script, timeout=60).stdout.count("has 1 thread\n") == 2
 
@@ -184,16 +164,7 @@ def on_sigterm():
 @pytest.mark.parametrize("on", [True, False])
 def test_signals_are_handled_during_training_only(default_action, monkeypatch, on):
     monkeypatch.setattr(fault_tolerance, "is_on", lambda: on)
-    checkpoint_utils = SimpleNamespace(load_checkpoint=on_sigterm, save_checkpoint=None)
-    stopping.patch(checkpoint_utils)
-    checkpoint_utils.load_checkpoint()
-    assert on_sigterm() == signal.SIG_DFL, "loading a checkpoint is not training"
-
-    def main():
-        checkpoint_utils.load_checkpoint()
-        return on_sigterm()
-
-    program = SimpleNamespace(main=main, validate_and_save=None, checkpoint_utils=checkpoint_utils)
+    program = SimpleNamespace(train=on_sigterm, main=lambda: program.train(), validate_and_save=None)
     stopping.patch_train(program)
     assert program.main() == (stopping.request_stop if on else signal.SIG_DFL)
     assert on_sigterm() == signal.SIG_DFL
@@ -220,6 +191,18 @@ def test_other_handlers_stay(default_action):
     stopping.set_handlers()
     stopping.reset_handlers()
     assert on_sigterm() is handler
+
+
+def test_a_user_dir_enables_the_patch_of_workers(tmp_path, monkeypatch):
+    """fairseq-hydra-train would import it later."""
+    monkeypatch.setattr(fault_tolerance, "_enabled", False)
+    cfg = forked.training_config(tmp_path)
+    code = "from fairseq_modern import fault_tolerance\nfault_tolerance.enable()\n"
+    cfg.common.user_dir = str(forked.user_dir(tmp_path / "enables_fault_tolerance", code))
+    calls = []
+    monkeypatch.setattr(workers, "die_with_torchrun", lambda: calls.append("worker"))
+    utils.call_main(cfg, lambda cfg: calls.append("main"))
+    assert calls == ["worker", "main"]
 
 
 def test_workers_receive_the_signal_and_their_status_is_returned(default_action):
