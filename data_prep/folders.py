@@ -1,15 +1,14 @@
-"""Output folders of data preparation: they appear atomically and record their origin and checksums."""
+"""Output folders of data preparation: one process at a time writes them, and they record their origin and checksums."""
 
 import contextlib
 import fcntl
 import os
-import shutil
 from pathlib import Path
 from typing import Callable, Iterator
 
 from archives import CorpusError
 
-from fairseq_modern.files import CHECKSUMS, damaged_files, remove_stale_temp_files, sha256, temporary_name
+from fairseq_modern.files import CHECKSUMS, damaged_files, sha256
 
 
 @contextlib.contextmanager
@@ -72,25 +71,3 @@ def write_checksums(folder: Path) -> None:
     paths = [*sorted(folder.glob("*")), *sorted(folder.glob("*/*"))]
     lines = [f"{sha256(path)}  {path.relative_to(folder)}\n" for path in paths if path.is_file()]
     (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
-
-
-@contextlib.contextmanager
-def new_folder(output: Path) -> Iterator[Path]:
-    """A folder to write to, which replaces the output at the end, and not at all if the block fails.
-
-    Leftovers of killed preparations are removed. The caller holds the lock of the output.
-    """
-    remove_stale_temp_files(str(output.parent), output.name)
-    work, old = Path(temporary_name(str(output))), Path(temporary_name(str(output)))
-    try:
-        work.mkdir()
-        work.chmod(0o755)
-        yield work
-        if output.exists():
-            output.rename(old)
-        work.rename(output)
-    finally:
-        if old.exists() and not output.exists():  # interrupted between the two renames
-            old.rename(output)
-        for folder in (work, old):
-            shutil.rmtree(folder, ignore_errors=True)

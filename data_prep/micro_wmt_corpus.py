@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Dict, Iterable, Iterator, List, Tuple
 
 from archives import CorpusError
-from folders import new_folder
 
 from collab_fairseq.cli.main import guarded
+from fairseq_modern.files import new_folder
 
 HERE = Path(__file__).parent
 Pair = Tuple[str, str]  # English, German
@@ -123,7 +123,7 @@ def main() -> None:
         raise CorpusError(f"{args.output} exists; --output must be a new folder")
     texts = read_texts(args.tatoeba, args.testsets, args.held_out)
     with new_folder(args.output) as folder:
-        write(texts, args.sums, folder)
+        write(texts, args.sums, Path(folder))
 
 
 if __name__ == "__main__":

@@ -21,11 +21,11 @@ from typing import Dict, List, Sequence
 
 import toy
 from archives import Archive
-from folders import new_folder
 from toy import write_lines
 from unpack import Member, read_manifest
 
 from collab_fairseq.cli.main import guarded
+from fairseq_modern.files import new_folder
 
 _HERE = Path(__file__).resolve().parent
 _PIECE = 5
@@ -107,9 +107,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.output.exists() and (not args.output.is_dir() or any(args.output.iterdir())):
         parser.error(f"--output must be a new or empty folder, got {args.output}")
-    args.output.parent.mkdir(parents=True, exist_ok=True)
     with new_folder(args.output) as folder:
-        write(args.name, toy.parts_of(args), folder)
+        write(args.name, toy.parts_of(args), Path(folder))
 
 
 if __name__ == "__main__":

@@ -17,12 +17,12 @@ import pieces
 import unpack
 from archives import GIB, Archive, CorpusError, fetch
 from data_set import HERE, DataSet, parser_of, program_of
-from folders import is_complete, new_folder, output_lock, write_checksums
+from folders import is_complete, output_lock, write_checksums
 from omegaconf import OmegaConf
 from runner.settings import PYTHON
 
 from fairseq_modern import processor
-from fairseq_modern.files import sha256
+from fairseq_modern.files import new_folder, sha256
 
 
 class Preparation:
@@ -181,8 +181,8 @@ class Preparation:
         if is_complete(output, self.matches, self.args.force):
             self.say(f"{output} is complete, nothing to do")
             return
-        with new_folder(output) as work:
-            self.build(work)
+        with new_folder(output, replace=True) as work:
+            self.build(Path(work))
         dictionary = output / "data-bin" / f"dict.{self.languages[0]}.txt"
         entries = dictionary.read_text(encoding="utf-8").count("\n")
         self.say(f"ready: {output}/data-bin ({entries:,} entries in the joint dictionary)")

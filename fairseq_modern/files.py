@@ -69,6 +69,40 @@ def atomic_write(path: str) -> Iterator[IO[bytes]]:
             os.close(directory)
 
 
+@contextlib.contextmanager
+def new_folder(path: PathLike, replace: bool = False) -> Iterator[str]:
+    """Yield a temporary folder that appears as `path` when the block ends, or not at all if the block fails.
+
+    The data are flushed to disk before the folder is renamed. Temporary folders of killed processes are removed.
+
+    Args:
+        replace: replace a folder that is not empty, which is an OSError by default. The caller must make sure that no
+            other process writes to `path`.
+    """
+    path = os.path.abspath(path)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    remove_stale_temp_files(*os.path.split(path))
+    work, old = temporary_name(path), temporary_name(path)
+    os.mkdir(work)
+    descriptor = os.open(work, os.O_RDONLY)
+    hold(descriptor)
+    try:
+        yield work
+        for folder, _, files in os.walk(work):
+            for file in files:
+                with open(os.path.join(folder, file), "rb") as stream:
+                    os.fsync(stream.fileno())
+        if replace and os.path.exists(path):
+            os.rename(path, old)
+        os.rename(work, path)
+    finally:
+        if os.path.exists(old) and not os.path.exists(path):  # interrupted between the two renames
+            os.rename(old, path)
+        for folder in (work, old):
+            shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+
+
 def temporary_name(path: str) -> str:
     """Return a unique name for an incomplete file or folder: `path.HEX.tmp`, with 16 hexadecimal digits."""
     return f"{path}.{os.urandom(8).hex()}.tmp"

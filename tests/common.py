@@ -1,4 +1,4 @@
-"""Helpers for all tests: command-line tools, devices, tolerances, and values that would synchronize with a GPU."""
+"""Helpers for all tests: command-line tools, devices and tolerances."""
 
 import contextlib
 import os
@@ -7,11 +7,10 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, Optional, Tuple
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests import warm
 
@@ -117,21 +116,3 @@ def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
-
-
-class Waiting(TorchDispatchMode):
-    """Record the dtypes of values that a program would wait for on a GPU: all but those from ``torch.tensor``."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.values: List[torch.dtype] = []
-        self.host: List[torch.Tensor] = []  # kept alive, so that no other tensor gets the same address
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        waits = function in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
-        if waits and not any(args[0].data_ptr() == tensor.data_ptr() for tensor in self.host):
-            self.values.append(args[0].dtype)
-        result = function(*args, **(kwargs or {}))
-        if function is torch.ops.aten.lift_fresh.default:
-            self.host.append(result)
-        return result

@@ -21,7 +21,7 @@ from collab_fairseq.translation.tokenizer import require
 from fairseq_modern.errors import UserError
 
 from .readme import write_text_side
-from .source import Source, new_folder, reject_settings
+from .source import Source, output_folder, reject_settings
 from .standard_heads import standard_layers
 
 #: fairseq's name → CTranslate2's
@@ -66,7 +66,7 @@ def export(source: Source, output: PathLike, *, quantization: Optional[str] = No
         "",
         '`ctranslate2.Translator("DIR")` reads and returns tokens of the dictionaries.',
     ]
-    with new_folder(output) as folder:
+    with output_folder(output) as folder:
         spec.save(folder)
         write_text_side(source, folder, "ctranslate2", f"Translation model for CTranslate2 ({quantization})", usage)
 

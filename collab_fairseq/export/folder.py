@@ -25,7 +25,7 @@ from collab_fairseq.translation.tokenizer import SUBWORD_FILES
 from collab_fairseq.translation.torch_engine import MODEL
 
 from .readme import write_text_side
-from .source import Source, new_folder
+from .source import Source, output_folder
 
 #: type of the subword model → fairseq's setting for its file
 _FILE_SETTINGS = {"sentencepiece": "sentencepiece_model", "subword_nmt": "bpe_codes"}
@@ -102,6 +102,6 @@ def write(source: Source, state: Dict[str, Any], output: PathLike) -> None:
         f"""python -c 'from {module} import {name}; print({name}.from_pretrained("DIR").translate(["…"]))'""",
         "```",
     ]
-    with new_folder(output) as folder:
+    with output_folder(output) as folder:
         checkpoints.save(state, os.path.join(folder, MODEL))
         write_text_side(source, folder, "torch", "Translation model", usage)

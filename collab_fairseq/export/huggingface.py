@@ -15,7 +15,7 @@ from collab_fairseq.records.files import write_json
 from collab_fairseq.translation.tokenizer import SUBWORD_FILES, require
 
 from .readme import write_text_side
-from .source import Source, new_folder, reject_settings
+from .source import Source, output_folder, reject_settings
 from .standard_heads import standard_layers
 
 #: fairseq's names of the activations for which transformers has the same function under the same name
@@ -85,7 +85,7 @@ def export(source: Source, output: PathLike) -> None:
         "The attention is stored as standard heads. Token ids are the line numbers of the dictionaries, after `<s>`,",
         "`<pad>`, `</s>` and `<unk>`. The source ends with `</s>`.",
     ]
-    with new_folder(output) as folder:
+    with output_folder(output) as folder:
         transformers.utils.logging.disable_progress_bar()
         try:
             fsmt.save_pretrained(folder)

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 from dataclasses import dataclass, replace
 from typing import Any, Collection, Dict, Iterator, Optional, Tuple
 
@@ -22,7 +21,7 @@ from collab_fairseq.translation.tokenizer import (
 )
 from collab_fairseq.translation.torch_engine import MODEL
 from fairseq_modern.errors import UserError
-from fairseq_modern.files import hold, remove_stale_temp_files, temporary_name
+from fairseq_modern.files import new_folder
 
 #: where to look for the SentencePiece model, relative to the data-bin
 _SENTENCEPIECE_FILES = (SUBWORD_FILES["sentencepiece"], "sentencepiece.model", "../sentencepiece.model")
@@ -193,10 +192,8 @@ def reject_settings(config: Any, target: str, activations: Collection[str], othe
 
 
 @contextlib.contextmanager
-def new_folder(path: PathLike) -> Iterator[str]:
-    """A temporary folder that is renamed to ``path`` when the block ends, and removed if the block fails.
-
-    Temporary folders that killed processes left behind are removed first.
+def output_folder(path: PathLike) -> Iterator[str]:
+    """As :func:`fairseq_modern.files.new_folder`, with errors for users.
 
     Raises:
         UserError: ``path`` exists and is not an empty folder, or it cannot be written.
@@ -206,22 +203,8 @@ def new_folder(path: PathLike) -> Iterator[str]:
         raise UserError(f"{os.fspath(path)} already exists and is not an empty folder; choose another --output")
     if not os.path.isdir(os.path.dirname(name)):
         raise UserError(f"cannot write {os.fspath(path)}: there is no folder {os.path.dirname(name)}")
-    remove_stale_temp_files(*os.path.split(name))
-    work = temporary_name(name)
-    descriptor = None
     try:
-        os.mkdir(work)
-        descriptor = os.open(work, os.O_RDONLY)
-        hold(descriptor)
-        yield work
-        for folder, _, files in os.walk(work):
-            for file in files:
-                with open(os.path.join(folder, file), "rb") as stream:
-                    os.fsync(stream.fileno())
-        os.rename(work, name)
+        with new_folder(name) as work:
+            yield work
     except OSError as error:
         raise UserError(f"cannot write {os.fspath(path)}: {error}") from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-        if descriptor is not None:
-            os.close(descriptor)

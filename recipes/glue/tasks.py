@@ -3,18 +3,19 @@
 A task is a folder with `train.jsonl` and a file for each validation set. Each line is an object with texts and `label`.
 """
 
-import contextlib
 import json
+import os
 import random
-import shutil
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 
 import numpy as np
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from transformers import AutoConfig, AutoModelForSequenceClassification, BertTokenizer, set_seed
+
+from fairseq_modern.files import new_folder
 
 METRICS: Dict[str, Callable[[np.ndarray, np.ndarray], Any]] = {
     "accuracy": accuracy_score,
@@ -65,19 +66,9 @@ def fetch(name: str, folder: Path) -> None:
         from datasets import load_dataset
     except ImportError:
         sys.exit(f"recipes/glue: error: {folder / name} is missing; to download it: pip install datasets")
-    with new_folder(folder / name) as partial:
+    with new_folder(folder / name) as work:
         for split in ("train", *TASKS[name].validation):
-            load_dataset("nyu-mll/glue", name, split=split).to_json(partial / f"{split}.jsonl")
-
-
-@contextlib.contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder that is renamed to `folder` when the block ends."""
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of an interrupted run
-    partial.mkdir(parents=True)
-    yield partial
-    partial.rename(folder)
+            load_dataset("nyu-mll/glue", name, split=split).to_json(os.path.join(work, f"{split}.jsonl"))
 
 
 ASPECTS = ["taste", "room", "staff", "price"]
@@ -111,8 +102,8 @@ def rehearsal(folder: Path, model_type: str, sentences: int, seed: int) -> None:
     if folder.is_dir():
         return
     random_ = random.Random(seed)
-    with new_folder(folder) as partial:
-        data, model = partial / "data" / "toy", partial / model_type
+    with new_folder(folder) as work:
+        data, model = Path(work, "data", "toy"), Path(work, model_type)
         data.mkdir(parents=True)
         for split, number in (("train", sentences), ("validation", max(64, sentences // 8))):
             lines = [json.dumps(toy(random_)) + "\n" for _ in range(number)]

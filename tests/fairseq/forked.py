@@ -1,7 +1,9 @@
 """Training runs of one or several processes, forked by the server of warm.py; helpers for tests of fault tolerance."""
 
+import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections import OrderedDict
@@ -65,6 +67,18 @@ def descendants(parent: int) -> Dict[int, int]:
         found.update(new)
     del found[parent]
     return found
+
+
+def kill(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def check_killed(function: Callable[[], Any]) -> None:
+    """Call a function, which must kill its process, in a child process."""
+    child = multiprocessing.get_context("fork").Process(target=function)
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
 
 
 def user_dir(folder: Path, code: str) -> Path:

@@ -117,10 +117,10 @@ class SyncCounter(TorchDispatchMode):
 
     @staticmethod
     def scalar(x: torch.Tensor) -> Any:
-        """1.0; integers: 2, for which beams stay with their sentences; booleans: True, except for gradient overflow."""
+        """1.0; integers: 1, for which beams move with their sentences; booleans: True, except for gradient overflow."""
         if x.dtype == torch.bool:
             return "dynamic_loss_scaler" not in caller()
-        return 1.0 if x.is_floating_point() else 2
+        return 1.0 if x.is_floating_point() else 1
 
 
 def simulate_gpu() -> None:

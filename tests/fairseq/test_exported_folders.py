@@ -5,9 +5,9 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,11 +15,12 @@ import torch
 import collab_fairseq
 from collab_fairseq.cli import main
 from collab_fairseq.export import write
-from collab_fairseq.export.source import new_folder, read_source
+from collab_fairseq.export.source import output_folder, read_source
 from collab_fairseq.translation import TranslationError, add_text, load_model, translate
 from fairseq_modern.errors import UserError
-from fairseq_modern.files import remove_stale_temp_files
+from fairseq_modern.files import new_folder, remove_stale_temp_files
 from tests.common import ROOT, run
+from tests.fairseq.forked import check_killed, kill
 from tests.fairseq.serving_cases import SOURCES, cases
 
 TRAINING = ROOT / "results" / "runs" / "multi30k-encoder_cross_decoder-dk32-blocks8-s1-u4000.json"
@@ -114,18 +115,37 @@ def test_rejects_damaged_ctranslate2_folder(name, folders, tmp_path):
 
 def test_export_removes_folders_of_killed_exports(tmp_path):
     (tmp_path / f"other.{16 * 'a'}.tmp").mkdir()
-    pid = os.fork()
-    if pid == 0:
-        with new_folder(tmp_path / "folder") as work:
-            with open(os.path.join(work, "weights"), "wb") as stream:
-                stream.write(b"half")
-            os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(pid, 0)
+
+    def export():
+        with output_folder(tmp_path / "folder") as work:
+            Path(work, "weights").write_text("half")
+            kill()
+
+    check_killed(export)
     assert len(list(tmp_path.iterdir())) == 2
-    with new_folder(tmp_path / "folder") as slow:
+    with output_folder(tmp_path / "folder") as slow:
         assert remove_stale_temp_files(str(tmp_path), "folder") == []
         assert os.path.isdir(slow)  # the process is alive
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", f"other.{16 * 'a'}.tmp"]
+
+
+def test_interruption_between_the_renames_keeps_the_old_folder(tmp_path, monkeypatch):
+    output = tmp_path / "data"
+    output.mkdir()
+    (output / "text").write_text("old")
+    rename, renames = os.rename, []
+
+    def interrupted(source, target):
+        renames.append(source)
+        if len(renames) == 2:
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt), new_folder(output, replace=True) as work:
+        Path(work, "text").write_text("new")
+    assert (output / "text").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
 def export(checkpoint, target, output, *flags):

@@ -1,10 +1,8 @@
 """Checkpoints: safe loading, atomic writing and copying, temporary files of killed writes."""
 
 import io
-import multiprocessing
 import os
 import pickle
-import signal
 import stat
 import traceback
 from argparse import Namespace
@@ -25,7 +23,7 @@ from collab_fairseq import checkpoints
 from fairseq_modern.errors import CheckpointError
 from fairseq_modern.files import atomic_write, remove_stale_temp_files
 from tests.common import TINY_MODEL, TINY_TRAINING, run
-from tests.fairseq import forked
+from tests.fairseq.forked import check_killed, flip_a_bit, kill
 from tests.fairseq.models import Task
 
 
@@ -67,7 +65,7 @@ def test_detects_a_flipped_bit_if_the_file_has_checksums(tmp_path, has_checksums
         torch.serialization.set_crc32_options(True)
     load = checkpoint_utils.torch.load
     assert load(path)["model"]["weight"][0] == 7
-    forked.flip_a_bit(path)
+    flip_a_bit(path)
     if not has_checksums:
         assert load(path)["model"]["weight"][0] != 7
         return
@@ -215,18 +213,6 @@ def test_the_optimizer_state_of_unpatched_fairseq_is_an_error_that_advises_a_res
 
 
 # --- writing -------------------------------------------------------------------------------------------------------
-
-
-def kill(*_):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def check_killed(function):
-    """Call a function, which must kill its process, in a child process."""
-    child = multiprocessing.get_context("fork").Process(target=function)
-    child.start()
-    child.join()
-    assert child.exitcode == -signal.SIGKILL
 
 
 def test_concurrent_writers_are_independent_and_follow_no_link(tmp_path):

@@ -7,16 +7,19 @@ import pytest
 from tests.common import ROOT, run
 
 
+SEARCHES = ("--bf16 --attention-content-bias", "--fp16", "--fp16 --collaborative-heads none")
+
+
 @pytest.mark.parametrize(
-    ("program", "precision", "limit"),
+    ("program", "flags", "limit"),
     [
-        *(("training", precision, 8) for precision in ("bf16", "fp16", "amp")),
-        *(("search", precision, 2) for precision in ("bf16", "fp16")),
+        *(("training", flags, 8) for flags in ("--bf16", "--fp16", "--amp")),
+        *(("search", flags, 2) for flags in SEARCHES),
     ],
 )
-def test_updates_and_decoding_steps_rarely_synchronize(program, precision, limit):
+def test_updates_and_decoding_steps_rarely_synchronize(program, flags, limit):
     """In our code; fairseq also reads the gradient norm, and finished hypotheses."""
-    command = ["-W", "ignore", "-m", "tests.fairseq.simulated_gpu", program, f"--{precision}"]
+    command = ["-W", "ignore", "-m", "tests.fairseq.simulated_gpu", program, *flags.split()]
     counts = json.loads(run("python", *command, cwd=ROOT).stdout)
     assert counts["mixed"] == {}
     ours = [number for place, number in counts["waits"].items() if not place.split(": ")[1].startswith("fairseq.")]

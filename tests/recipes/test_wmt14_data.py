@@ -3,15 +3,12 @@
 import gzip
 import hashlib
 import io
-import os
 import re
 import shutil
-import signal
 import tarfile
 from pathlib import Path
 
 import archives
-import folders
 import pytest
 import sentencepiece
 import toy
@@ -176,39 +173,6 @@ def test_rejects_archives_with_too_many_entries(tmp_path, monkeypatch):
     monkeypatch.setattr(archives, "MOST_ENTRIES", 20)
     pack(tmp_path, member="29.en", names=[f"{number}.en" for number in range(30)])
     assert "must have at most 20 entries; got more" in unpack_error(tmp_path)
-
-
-def test_next_preparation_removes_leftovers_of_a_killed_one(tmp_path):
-    output = tmp_path / "data"
-    (tmp_path / "data.download").mkdir()
-    pid = os.fork()
-    if pid == 0:
-        with folders.new_folder(output):
-            os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(pid, 0)
-    assert len(list(tmp_path.iterdir())) == 2
-    with folders.new_folder(output):
-        pass
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "data.download"]
-
-
-def test_interruption_between_the_renames_keeps_the_old_data(tmp_path, monkeypatch):
-    output = tmp_path / "data"
-    output.mkdir()
-    (output / "text").write_text("old")
-    rename, renames = Path.rename, []
-
-    def interrupted(path, target):
-        renames.append(path)
-        if len(renames) == 2:
-            raise KeyboardInterrupt
-        return rename(path, target)
-
-    monkeypatch.setattr(Path, "rename", interrupted)
-    with pytest.raises(KeyboardInterrupt), folders.new_folder(output) as work:
-        (work / "text").write_text("new")
-    assert (output / "text").read_text() == "old"
-    assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
 def test_unpacked_folder_gives_the_same_data_unless_it_is_incomplete(source, wmt16):

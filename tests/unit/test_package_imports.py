@@ -41,8 +41,8 @@ MODERN = {
     "fairseq_modern.errors.UserError", "fairseq_modern.errors.is_user_error",
     "fairseq_modern.saving.checkpoint_file", "fairseq_modern.files.atomic_write", "fairseq_modern.files.sha256",
     "fairseq_modern.files.CHECKSUMS", "fairseq_modern.files.read_checksums", "fairseq_modern.files.damaged_files",
-    "fairseq_modern.files.PathLike", "fairseq_modern.files.hold", "fairseq_modern.files.remove_stale_temp_files",
-    "fairseq_modern.files.temporary_name", "fairseq_modern.encoder_layer.SURPLUS", "fairseq_modern.processor",
+    "fairseq_modern.files.PathLike", "fairseq_modern.files.new_folder",
+    "fairseq_modern.encoder_layer.SURPLUS", "fairseq_modern.processor",
 }  # fmt: skip
 
 
