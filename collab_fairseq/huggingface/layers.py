@@ -28,8 +28,6 @@ from collab_fairseq.attention.masks import combine
 
 IMPLEMENTATIONS = ("eager", "sdpa")
 
-Attended = Tuple[Tensor, Optional[Tensor]]
-
 
 class Names(NamedTuple):
     """Attribute names of an architecture's attention layer; ``output`` is None if its parent has the projection."""
@@ -157,7 +155,7 @@ class CollaborativeHeads(nn.Module):
         is_causal: Optional[bool] = None,
         output_attentions: Optional[bool] = False,
         **_: Any,
-    ) -> Attended:
+    ) -> Tuple[Tensor, Optional[Tensor]]:
         """Output (N, T, D) and weights (N, H, T, S) or None. Models pass all but the first two by name.
 
         Args:

@@ -45,6 +45,8 @@ def _config_class(base: Type[Any]) -> Type[Any]:
 CONFIGS: Dict[Type[Any], Type[Any]] = {
     base: _config_class(base) for base in (BertConfig, DistilBertConfig, AlbertConfig, MarianConfig)
 }
+#: arguments of ``from_pretrained`` that determine which files are read
+_LOCATION = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 
 
 def base_prefix(model: PreTrainedModel) -> str:
@@ -216,7 +218,8 @@ def from_pretrained(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:
         name_or_path: a folder or a repository.
         kwargs: of ``PreTrainedModel.from_pretrained``, such as ``attn_implementation``, ``dtype`` or ``device_map``.
     """
-    config = AutoConfig.from_pretrained(name_or_path)
+    location = {name: kwargs[name] for name in _LOCATION if name in kwargs}
+    config = AutoConfig.from_pretrained(name_or_path, **location)
     saved = (config.architectures or [""])[0]
     base = getattr(transformers, saved.removeprefix("Collaborative"), None)
     if not isinstance(base, type) or not issubclass(base, PreTrainedModel):

@@ -135,7 +135,9 @@ def inherit_attention(args: Any) -> None:
             raise ConfigurationError(f"{flag} is {value}, but {inherited} in --attention-from {path}; leave out {flag}")
         setattr(args, name, inherited)
     args.attention_from = None
-    if getattr(args, "finetune_from_model", None) is None and getattr(args, "restore_file", LAST) == LAST:
+    if OmegaConf.is_config(args):  # of the model only: whether the run loads weights is unknown here
+        logger.info("model.attention_from takes shapes, not weights; checkpoint.finetune_from_model loads weights")
+    elif getattr(args, "finetune_from_model", None) is None and getattr(args, "restore_file", LAST) == LAST:
         logger.warning(
             "--attention-from takes shapes, not weights; to start from these weights, also pass "
             "--finetune-from-model %s",

@@ -238,7 +238,9 @@ class TransformerCollabModel(TransformerModelBase):
         logger.info(
             "%s: rescaling the mixing matrices from --mixing-lr-multiplier %s to %s", filename, previous, current
         )
-        averages = (state.get("extra_state") or {}).get("ema") or {}
+        extra_state = state.get("extra_state") or {}
+        averages = extra_state.get("ema") or {}
+        extra_state.pop("ema_fp32_params", None)  # with the former scales; fairseq then copies the rescaled averages
         for layer_id, scale in scales.items():
             prefix = parameter_prefix(layer_id)
             for saved in (parameters, averages):

@@ -7,16 +7,19 @@ from argparse import Namespace
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from collab_fairseq import checkpoints
 from collab_fairseq.models.arguments import inherit_attention
 from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.translation import load_model, loss
+from collab_fairseq.translation.load import run_state
 from tests.common import ROOT, run
 from tests.fairseq.commands import hydra_command, train_command
 from tests.fairseq.models import SMALL, same_model
 
 MODEL = {**SMALL, "key_dim": 6}
+AVERAGED = {**MODEL, "attention_content_bias": True, "store_ema": True, "ema_fp32": True}
 
 
 def test_flags_and_hydra_train_the_same_model(tiny_data, tmp_path):
@@ -53,35 +56,54 @@ def test_eval_bleu_does_not_change_training(tiny_data, tmp_path):
 
 @pytest.fixture(scope="module")
 def with_multiplier(tiny_data, tmp_path_factory):
-    """The last checkpoint of a run with 8× learning rate on the mixing matrices."""
+    """The last checkpoint of a run with 8× learning rate on the mixing matrices, and with a moving average."""
     folder = tmp_path_factory.mktemp("with-multiplier")
-    flags = {**MODEL, "attention_content_bias": True, "mixing_lr_multiplier": 8.0, "max_update": 30}
-    run(*train_command(tiny_data, folder, **flags))
+    run(*train_command(tiny_data, folder, **AVERAGED, ema_decay=0.9, mixing_lr_multiplier=8.0, max_update=30))
     return folder / "checkpoint_last.pt"
 
 
 @pytest.mark.parametrize(
-    "flags", [{"finetune_from_model": ...}, {"restore_file": ..., "reset_optimizer": True, "mixing_lr_multiplier": 3.0}]
+    ("flags", "same"),
+    [
+        ({"finetune_from_model": ...}, False),
+        ({"restore_file": ..., "reset_optimizer": True, "mixing_lr_multiplier": 3.0}, False),
+        ({"restore_file": ..., "mixing_lr_multiplier": 8.0}, True),
+    ],
 )
-def test_continued_training_with_another_multiplier_keeps_the_function(with_multiplier, tiny_data, tmp_path, flags):
+def test_continued_training_keeps_the_function_with_any_multiplier(with_multiplier, tiny_data, tmp_path, flags, same):
+    """Of the model and of its moving average, whose float32 copy is only loaded with the same multiplier."""
     flags = {name: with_multiplier if value is ... else value for name, value in flags.items()}
-    run(*train_command(tiny_data, tmp_path, **MODEL, attention_content_bias=True, lr=1e-30, max_update=31, **flags))
-    continued = loss(load_model(tmp_path / "checkpoint_last.pt", tiny_data), "valid").loss
-    expected = loss(load_model(with_multiplier, tiny_data), "valid").loss
-    assert abs(continued - expected) < 1e-5
+    fixed = {**AVERAGED, "lr": 1e-30, "ema_decay": 1.0, "max_update": 31}
+    log = run(*train_command(tiny_data, tmp_path, **fixed, **flags)).stdout
+    losses = []
+    for path in (tmp_path / "checkpoint_last.pt", with_multiplier):
+        state = checkpoints.load(path)
+        average = {**state, "model": state["extra_state"]["ema"]}
+        losses.append([loss(run_state(saved, "saved", tiny_data), "valid").loss for saved in (state, average)])
+    continued, (expected, expected_of_average) = losses
+    assert continued == pytest.approx([expected, expected_of_average], abs=1e-5)
+    assert abs(expected - expected_of_average) > 1e-3
+    assert ("Loading EMA fp32 params from checkpoint" in log) is same
     forgotten = checkpoints.load(with_multiplier)
     model_config(forgotten)["mixing_lr_multiplier"] = 1.0
     checkpoints.save(forgotten, tmp_path / "forgotten.pt")
     assert abs(loss(load_model(tmp_path / "forgotten.pt", tiny_data), "valid").loss - expected) > 0.01
 
 
-@pytest.mark.parametrize("weights", [{}, {"finetune_from_model": "checkpoint.pt"}])
-def test_attention_from_without_weights_warns(with_multiplier, caplog, weights):
-    args = Namespace(attention_from=with_multiplier, **weights)
+@pytest.mark.parametrize(
+    ("args", "warns"),
+    [
+        (Namespace(), True),
+        (Namespace(finetune_from_model="checkpoint.pt"), False),
+        (OmegaConf.create(), False),  # Hydra's config of the model does not tell whether the run loads weights
+    ],
+)
+def test_attention_from_without_weights_warns(with_multiplier, caplog, args, warns):
+    args.attention_from = str(with_multiplier)
     with caplog.at_level(logging.WARNING, "collab_fairseq"):
         inherit_attention(args)
     assert (args.mixing_lr_multiplier, args.attention_from) == (8.0, None)
-    assert ("--finetune-from-model" in caplog.text) is not bool(weights)
+    assert ("takes shapes, not weights" in caplog.text) is warns
 
 
 FIRST_PART = "checkpoint_1_10.pt"
