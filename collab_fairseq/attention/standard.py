@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .cache import Attended, KeyValue
 from .factors import HeadMaps
-from .kernels import STANDARD, attend_standard
+from .kernels import STANDARD, choose_standard
 from .layer import AttentionLayer
 
 
@@ -78,4 +78,5 @@ class StandardAttention(AttentionLayer):
         self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool
     ) -> Attended:
         """Like :meth:`_head_outputs`, for queries (N, H, T, dk)."""
-        return attend_standard(self.kernel, query, entry, mask, self.scale, dropout, need_weights)
+        kernel = choose_standard(self.kernel, query, entry, dropout, need_weights)
+        return kernel(query * self.scale, entry, mask, dropout, need_weights)

@@ -39,17 +39,6 @@ def check_name(name: str, known: Iterable[str]) -> None:
         raise KernelError(f"kernel must be auto or one of {', '.join(known)}; got {name!r}")
 
 
-def attend_standard(
-    name: str, query: Tensor, entry: KeyValue, mask: Optional[Tensor], scale: float, dropout: float, need_weights: bool
-) -> Attended:
-    """Head outputs and attention weights of standard heads, by a kernel in :data:`STANDARD` or ``auto``.
-
-    The query (N, H, T, dk) is not scaled. For the other arguments and the results see :func:`.packed_bmm.attend`.
-    """
-    kernel = choose_standard(name, query, entry, dropout, need_weights)
-    return kernel(query * scale, entry, mask, dropout, need_weights)
-
-
 def attend_collaborative(
     name: str,
     query: Tensor,
@@ -90,7 +79,6 @@ def choose(
     """
     if name == "auto":
         return _fastest(query, mixing, entry, mask, need_weights)
-    check_name(name, COLLABORATIVE)
     reason: Optional[str] = None
     if name == "head_loop":
         if is_tracing():
@@ -121,9 +109,14 @@ def _fastest(query: Tensor, mixing: Tensor, entry: KeyValue, mask: Optional[Tens
 
 
 def choose_standard(name: str, query: Tensor, entry: KeyValue, dropout: float, need_weights: bool) -> Kernel:
-    """Choose the kernel for standard heads; for the arguments see :func:`attend_standard`."""
+    """Choose the kernel for standard heads.
+
+    Args:
+        name: ``auto`` or a name in :data:`STANDARD`.
+        query: (N, H, T, dk).
+        entry, dropout, need_weights: see :func:`.packed_bmm.attend`.
+    """
     if name != "auto":
-        check_name(name, STANDARD)
         return STANDARD[name]
     if need_weights:
         return packed_bmm.attend

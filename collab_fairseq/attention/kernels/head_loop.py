@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ..cache import Attended, KeyValue, repeat_kv
+from ..projections import is_seq_first
 
 #: bytes of buffers per thread: the size of a core's L2 cache
 GROUP_BYTES = 1 << 20
@@ -139,7 +140,7 @@ def forward(inputs: Inputs, scale: float, dropout: float, keep_weights: bool) ->
     num_rows, query_len, _ = query.shape
     num_heads, key_len, value_dim = mixing.size(0), key.size(1), value.size(3)
     weights = query.new_empty(num_heads if keep_weights else 0, num_rows, query_len, key_len)
-    if query.stride(0) < query.stride(1):  # (T, N, …) in memory, as in fairseq's layers
+    if is_seq_first(query):
         output = query.new_empty(query_len, num_rows, num_heads, value_dim).permute(1, 2, 0, 3)
     else:
         output = query.new_empty(num_rows, query_len, num_heads, value_dim).transpose(1, 2)
