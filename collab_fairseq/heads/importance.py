@@ -14,7 +14,7 @@ For comparison between layers, I is divided by its ℓ2 norm over the heads of a
 
 import logging
 import os
-from typing import Any, Callable, Dict, Iterable, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, Mapping, NamedTuple, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -114,11 +114,11 @@ def gradients(model: nn.Module, layers: Layers, batch: Batch, *, tokens: bool = 
     return dict(zip(multipliers, result, strict=True))
 
 
-def read(path: PathLike, ranking: str, checkpoint: Optional[PathLike] = None) -> Dict[str, float]:
-    """Head → ``normalised`` or ``raw`` importance from a record, which must be of ``checkpoint`` if given."""
+def read(path: PathLike, ranking: str, checkpoint: PathLike) -> Dict[str, float]:
+    """Head → ``normalised`` or ``raw`` importance from a record, which must be of ``checkpoint``."""
     content = load(path, "heads", "importance")
     source = content["settings"]["checkpoint"]
-    if checkpoint is not None and file_setting(checkpoint)["sha256"] != source["sha256"]:
+    if file_setting(checkpoint)["sha256"] != source["sha256"]:
         raise UserError(f"{os.fspath(path)} is the importance of {source['file']}, another checkpoint")
     return {head: values[ranking] for head, values in content["parts"]["importance"]["heads"].items()}
 

@@ -3,8 +3,6 @@
 import os
 from typing import Any, Dict, Optional, Sequence
 
-import torch
-
 from collab_fairseq.checkpoints import PathLike, file_setting
 from collab_fairseq.records.record import Record
 from collab_fairseq.scoring.significance import METHOD
@@ -47,6 +45,4 @@ def new_record(
     """The record of an analysis; ``settings`` are added to the names and checksums of the checkpoints."""
     files = [file_setting(checkpoint) for checkpoint in checkpoints]
     settings = {"checkpoint": files[0] if len(files) == 1 else files, **settings}
-    device_type = "gpu" if str(device).startswith("cuda") else "cpu"
-    threads = torch.get_num_threads()
-    return Record("heads", name, command, settings, path, device=device_type, threads=threads)
+    return Record("heads", name, command, settings, path, device=device)

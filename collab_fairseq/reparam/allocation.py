@@ -21,7 +21,8 @@ from collab_fairseq.modules.sites import attention_layers, swapped
 from collab_fairseq.translation import TrainedModel, batches, with_state
 
 from .calibrate import Calibration
-from .fairseq import convert, sources
+from .fairseq import converted, sources
+from .scores import fit_layers
 
 logger = logging.getLogger(__name__)
 
@@ -96,11 +97,13 @@ def measure_divergences(
         calibrations, options: see :func:`.fit_layers`.
         grid: fractions of a layer's key dimension.
     """
-    ranks = {layer_id: scores.heads.rank for layer_id, scores in sources(trained, layer_ids).items()}
+    origin = sources(trained, layer_ids)
+    ranks = {layer_id: scores.heads.rank for layer_id, scores in origin.items()}
     by_layer: Dict[str, DivergenceByRank] = {layer_id: {rank: 0.0} for layer_id, rank in ranks.items()}
     for number, part in enumerate(sorted(grid)):
         key_dims = {layer_id: max(1, round(part * rank)) for layer_id, rank in ranks.items()}
-        state, _ = convert(trained, key_dims, calibrations, progress=lambda *_: None, **options)
+        fits = fit_layers(origin, key_dims, calibrations, progress=lambda *_: None, **options)
+        state = converted(trained, {layer_id: fit.weights for layer_id, fit in fits.items()})
         converted_layers = attention_layers(with_state(trained, state).model)
         variants = {layer_id: {layer_id: converted_layers[layer_id]} for layer_id in layer_ids}
         measured = divergences(trained, variants, split, sentences=sentences, max_tokens=max_tokens)

@@ -158,7 +158,7 @@ class Weighting(NamedTuple):
     key_inverse: Tensor
 
     @classmethod
-    def of(cls, calibration: Calibration, ridge: float) -> "Weighting":
+    def of(cls, calibration: Calibration, ridge: float = 1e-2) -> "Weighting":
         """C_x^½ and C_y^½; ``ridge`` times the mean variance is added to the variance of every direction."""
         return cls(*_roots(calibration.query_covariance, ridge), *_roots(calibration.key_covariance, ridge))
 

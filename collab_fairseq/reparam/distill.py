@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 # steps between two points of the learning curve
 _LOG_INTERVAL = 50
+#: tokens per training batch
+BATCH_TOKENS = 1000
 # fraction of the steps in which the learning rate rises
 _WARMUP = 0.05
 # number of sentences on which the divergence is measured before and after
@@ -96,7 +98,7 @@ def distill(
     split: str,
     steps: int,
     *,
-    max_tokens: int = 1000,
+    max_tokens: int = BATCH_TOKENS,
     rate: Optional[float] = None,
     seed: int = 1,
 ) -> Tuple[Dict[str, ScoreWeights], Dict[str, Any]]:
@@ -143,7 +145,7 @@ def distill(
     seconds = time.process_time() - began
     start = attention_layers(with_state(trained, converted(trained, weights)).model)
     variants = {"before": {name: start[name] for name in learning}, "after": student.layers}
-    measured = divergences(trained, variants, split, sentences=_MEASURED)
+    measured = divergences(trained, variants, split, sentences=_MEASURED, max_tokens=max_tokens)
     distilled = dict(weights)
     if measured["after"] < measured["before"]:
         distilled.update(_balanced({name: scores_of(layer) for name, layer in student.layers.items()}))

@@ -7,7 +7,7 @@ The model setting ``attention_shapes`` holds the key dimension, scale and biases
 import contextlib
 import math
 from functools import partial
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from collab_fairseq.modules.sites import attention_layers, parameter_prefix
 from collab_fairseq.translation import TrainedModel, batches
 
 from .calibrate import Calibration, Calibrator
-from .scores import ScoreFit, fit_layers, scores_of
+from .scores import scores_of
 
 #: one call of a layer: arguments by name, mask of the query positions that are not padding, output
 Call = Tuple[Dict[str, Any], Tensor, Tensor]
@@ -147,24 +147,3 @@ def _replace_scores(model: Dict[str, Tensor], prefix: str, scores: ScoreWeights)
         del model[name]
     for name, tensor in scores.parameters().items():
         model[prefix + name] = tensor.detach().to(device="cpu", dtype=dtype, copy=True)
-
-
-def convert(
-    trained: TrainedModel,
-    key_dims: Union[int, Mapping[str, int]],
-    calibrations: Optional[Mapping[str, Calibration]] = None,
-    **options: Any,
-) -> Tuple[Dict[str, Any], Dict[str, ScoreFit]]:
-    """Fit collaborative heads to the attention of a model.
-
-    Args:
-        key_dims: key dimension of all layers, or ``site.layer`` → key dimension; other layers stay as they are.
-        calibrations: results of :func:`calibrate`; None: an unweighted fit, which loses more quality.
-        options: see :func:`.fit_layers`, also for errors.
-
-    Returns:
-        The checkpoint (see :func:`converted`), and ``site.layer`` → fit.
-    """
-    layer_ids = None if isinstance(key_dims, int) else list(key_dims)
-    fits = fit_layers(sources(trained, layer_ids), key_dims, calibrations, **options)
-    return converted(trained, {layer_id: fit.weights for layer_id, fit in fits.items()}), fits

@@ -8,8 +8,6 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
-import torch
-
 from collab_fairseq import checkpoints, translation
 from collab_fairseq.attention.factors import ReparamError, ScoreWeights, relative_error
 from collab_fairseq.checkpoints import PathLike, file_setting
@@ -20,7 +18,7 @@ from collab_fairseq.translation import TrainedModel
 
 from . import allocation, fairseq
 from .calibrate import Calibration
-from .distill import distill
+from .distill import BATCH_TOKENS, distill
 from .scores import ScoreFit, fit_layers
 from .text import text_of
 
@@ -97,7 +95,7 @@ def fit_model(
     Args:
         key_dims: ``site.layer`` → key dimension.
         calibrations: results of :func:`.fairseq.calibrate`; None: an unweighted fit.
-        distillation: ``split``, ``steps`` and ``rate`` of :func:`.distill`; None: no distillation.
+        distillation: ``split``, ``steps`` and options of :func:`.distill`; None: no distillation.
         seed: seed of random starts and batches.
     """
     origin = fairseq.sources(trained, list(key_dims))
@@ -163,7 +161,12 @@ def convert_model(checkpoint: PathLike, output: PathLike, settings: Settings) ->
         distill_split, distill_text = text_of(
             flag, trained, settings.max_tokens, option="--distill-text", seed=settings.seed
         )
-        distillation = {"split": distill_split, "steps": settings.distill, "rate": settings.distill_rate}
+        distillation = {
+            "split": distill_split,
+            "steps": settings.distill,
+            "rate": settings.distill_rate,
+            "max_tokens": min(BATCH_TOKENS, settings.max_tokens),
+        }
     fitted = fit_model(trained, key_dims, calibrations, distillation, seed=settings.seed)
     state = fairseq.converted(trained, fitted.weights)
     seconds = time.perf_counter() - began
@@ -185,14 +188,7 @@ def convert_model(checkpoint: PathLike, output: PathLike, settings: Settings) ->
     recorded["calibration"] = text
     recorded["distill_text"] = distill_text
     recorded["references"] = {name: file_setting(file) for name, file in settings.references.items()}
-    record = Record(
-        "conversion",
-        "reparam",
-        shlex.join(["collab", *sys.argv[1:]]),
-        recorded,
-        device="gpu" if settings.device.startswith("cuda") else "cpu",
-        threads=torch.get_num_threads(),
-    )
+    record = Record("conversion", "reparam", shlex.join(["collab", *sys.argv[1:]]), recorded, device=settings.device)
     record.parts["output"] = file_setting(output)
     record.parts["layers"] = _layers(trained, fitted, state, errors)
     record.parts["parameters"] = {

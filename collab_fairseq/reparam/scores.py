@@ -36,8 +36,6 @@ def fit_scores(
     source: ScoreWeights,
     key_dim: int,
     calibration: Optional[Calibration] = None,
-    *,
-    ridge: float = 1e-2,
     **options: Any,
 ) -> ScoreFit:
     """Fit collaborative heads with ``key_dim`` shared dimensions to the scores of a layer.
@@ -54,7 +52,6 @@ def fit_scores(
     Args:
         key_dim: number of shared dimensions, at most the source's.
         calibration: statistics of the layer's inputs.
-        ridge: fraction of the mean variance that is added to the variance of every direction of the inputs.
         options: see :func:`.decompose`, also for errors.
     """
     heads, weighting = source.heads, None
@@ -65,7 +62,7 @@ def fit_scores(
             if calibrated_width != width:
                 raise ReparamError(f"the calibration's {name} inputs must have width {width}; got {calibrated_width}")
         calibration = Calibration(calibration.queries, *(t.to(heads.query.device) for t in calibration[1:]))
-        weighting = Weighting.of(calibration, ridge)
+        weighting = Weighting.of(calibration)
     decomposition = decompose(weighting.apply(heads) if weighting else heads, key_dim, **options)
     weights = source
     if key_dim < heads.rank:

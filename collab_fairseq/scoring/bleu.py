@@ -14,10 +14,14 @@
 
 import re
 from dataclasses import dataclass
-from typing import List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric
+
+from collab_fairseq.scoring.sufficient_statistics import dump
+from collab_fairseq.scoring.text import base_language
+from fairseq_modern.errors import UserError
 
 # over bytes, where a no-break space is not white space, as in the scripts that define the protocol
 _HYPHEN = re.compile(rb"(\S)-(\S)")
@@ -64,7 +68,8 @@ class Score:
 def tokenised_bleu(hypotheses: Sequence[str], references: Sequence[str], metric: str = "tokenised BLEU") -> Score:
     """BLEU without smoothing, on tokens separated by ASCII white space; a no-break space is part of a token."""
     hypotheses, references = ([_keep_other_spaces(text) for text in side] for side in (hypotheses, references))
-    return _score(metric, BLEU(tokenize="none", smooth_method="none", force=True), hypotheses, references)
+    score, _ = _score(metric, BLEU(tokenize="none", smooth_method="none", force=True), hypotheses, references)
+    return score
 
 
 def compound_split_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
@@ -82,29 +87,56 @@ def split_compounds(text: str) -> str:
     return split.decode("utf-8", "surrogateescape")
 
 
-def sacrebleu(hypotheses: Sequence[str], references: Sequence[str], target_lang: Optional[str] = None) -> Score:
-    """sacreBLEU of detokenised text with default settings."""
-    return _score("sacreBLEU", BLEU(trg_lang=target_lang or "", force=True), hypotheses, references)
+def sacrebleu(
+    hypotheses: Sequence[str], references: Sequence[str], target_lang: Optional[str] = None
+) -> Tuple[Score, str]:
+    """sacreBLEU of detokenised text with default settings, and its sentence statistics.
+
+    Statistics: lengths of hypothesis and reference, matched 1- to 4-grams.
+
+    Raises:
+        UserError: sacreBLEU's tokeniser for this language is not installed.
+    """
+    try:
+        scorer = BLEU(trg_lang=base_language(target_lang or ""), force=True)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"sacreBLEU cannot tokenise {target_lang}: {reason}") from error
+    score, rows = _score("sacreBLEU", scorer, hypotheses, references)
+    return score, dump([row[:6] for row in rows])
 
 
-def other_metrics(hypotheses: Sequence[str], references: Sequence[str]) -> List[Score]:
-    """chrF, chrF++ and TER of detokenised text with sacreBLEU's default settings."""
-    scorers = (("chrF", CHRF()), ("chrF++", CHRF(word_order=2)), ("TER", TER()))
-    return [_score(metric, scorer, hypotheses, references) for metric, scorer in scorers]
+def other_metrics(hypotheses: Sequence[str], references: Sequence[str]) -> Tuple[List[Score], Dict[str, str]]:
+    """chrF, chrF++ and TER of detokenised text with sacreBLEU's default settings; sentence statistics of the last two.
+
+    Statistics of chrF++: characters and words of the hypothesis, then of the reference; matched 1- to 6-grams of
+    characters; matched 1- and 2-grams of words. TER: edits; words of the reference.
+    """
+    chrf, _ = _score("chrF", CHRF(), hypotheses, references)
+    chrf_with_words, matches = _score("chrF++", CHRF(word_order=2), hypotheses, references)
+    ter, edits = _score("TER", TER(), hypotheses, references)
+    stored = (0, 18, 1, 19, *range(2, 24, 3))
+    statistics = {"chrF++": dump([[row[column] for column in stored] for row in matches]), "TER": dump(edits)}
+    return [chrf, chrf_with_words, ter], statistics
 
 
 def _keep_other_spaces(text: str) -> str:
     return _OTHER_SPACE.sub(lambda match: chr(_PRIVATE_USE + ord(match.group())), text)
 
 
-def _score(metric: str, scorer: Metric, hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+def _score(
+    metric: str, scorer: Metric, hypotheses: Sequence[str], references: Sequence[str]
+) -> Tuple[Score, List[List[int]]]:
+    """The score, and sacreBLEU's statistics of each sentence."""
     if len(hypotheses) != len(references) or not hypotheses:
         raise ValueError(f"expected as many references as hypotheses; got {len(references)} and {len(hypotheses)}")
-    result = scorer.corpus_score(hypotheses, [references])
+    # the two steps of scorer.corpus_score, which does not return the statistics
+    rows = scorer._extract_corpus_statistics(hypotheses, [references])
+    result = scorer._aggregate_and_compute(rows)
     score = Score(metric, float(result.score), signature=str(scorer.get_signature()))
     if isinstance(scorer, BLEU):
         score.precisions = [float(precision) for precision in result.precisions]
         score.brevity_penalty = float(result.bp)
         score.hyp_len = int(result.sys_len)
         score.ref_len = int(result.ref_len)
-    return score
+    return score, [[int(number) for number in row] for row in rows]

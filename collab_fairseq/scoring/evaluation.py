@@ -12,7 +12,6 @@ from collab_fairseq.scoring import bleu, text
 from collab_fairseq.scoring.comet import comet as comet_score
 from collab_fairseq.scoring.generate_log import GenerateLog, read_translations
 from collab_fairseq.scoring.references import PathLike, check_number, check_references, read_lines, score_raw
-from collab_fairseq.scoring.sufficient_statistics import other_statistics
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import sha256
 
@@ -28,8 +27,8 @@ class Evaluation:
         sentences: number of hypotheses.
         tokenised: whether the hypotheses are tokenised.
         tokenised_assumed: whether that was inferred from the text.
-        remarks: omitted scores and the reasons.
-        files: name and SHA-256 of every file that was read.
+        remarks: omitted scores and the reasons; doubtful text.
+        files: name and SHA-256 of every text that was read; the raw references are last.
         sentence_statistics: for intervals, if sacreBLEU was computed: `rows`, metric → statistics of sacreBLEU,
             chrF++, TER and COMET (see `sufficient_statistics`), and `references_sha256`, of one reference per line.
     """
@@ -79,6 +78,12 @@ def evaluate(
     raw = None if reference is None else _read_reference(reference, log)
     if log.references is None and raw is None:
         raise UserError(f"{names}: no references (T- lines of a log): give them with --reference")
+    sources: List[str] = []
+    if comet is not None:
+        if raw is None or source is None:
+            raise UserError("COMET needs the raw --reference and --source")
+        sources = read_lines(source, "the source")
+        check_number(sources, log.hypotheses, os.fspath(source))
     language = target_lang or log.target_lang or _language_of(reference)
     if language is None:
         reference_name = "a reference" if reference is None else os.fspath(reference)
@@ -88,18 +93,15 @@ def evaluate(
         )
     if tokenised_assumed := tokenised is None:
         tokenised = text.looks_tokenised(log.references or log.hypotheses)
-    files = [Path(path) for path in (*logs, reference) if path is not None]
+    inputs = (*logs, source if comet else None, reference)
+    files = [Path(path) for path in inputs if path is not None]
     evaluation = Evaluation(len(log.hypotheses), bool(tokenised), tokenised_assumed, language)
     evaluation.files = [{"file": path.name, "sha256": sha256(path)} for path in files]
     name = "" if reference is None else files[-1].name
     _add_tokenised(evaluation, log, raw, name)
     hypotheses = _add_sacrebleu(evaluation, log, raw, name)
     if comet is not None:
-        if raw is None or source is None:
-            raise UserError("COMET needs the raw --reference and --source")
-        sources = read_lines(source, "the source")
-        check_number(sources, hypotheses, os.fspath(source))
-        score, rows = comet_score(hypotheses, raw, sources, comet)
+        score, rows = comet_score(hypotheses, raw or [], sources, comet)
         evaluation.scores.append(replace(score, compared=f"raw text; references: {name}"))
         (evaluation.sentence_statistics or {})["rows"][score.metric] = rows
     return evaluation
@@ -129,7 +131,7 @@ def _add_tokenised(evaluation: Evaluation, log: GenerateLog, raw: Optional[List[
             origin = f"{origin}, {moses}"
     compared = f"{form}; references: {origin}"
     evaluation.scores.append(replace(bleu.tokenised_bleu(hypotheses, references), compared=compared))
-    if language == "de":
+    if text.base_language(language) == "de":
         compared += "; comparable with other compound-split BLEU only"
         evaluation.scores.append(replace(bleu.compound_split_bleu(hypotheses, references), compared=compared))
     else:
@@ -148,14 +150,16 @@ def _add_sacrebleu(evaluation: Evaluation, log: GenerateLog, raw: Optional[List[
         name = "the log's T- lines (subword models may normalise them: --reference is better)"
     form = "detokenised by sacremoses" if evaluation.tokenised else "raw text"
     score, rows, hypotheses = score_raw(log.hypotheses, raw, evaluation.target_lang, evaluation.tokenised, name)
-    scores = [score, *bleu.other_metrics(hypotheses, raw)]
-    evaluation.scores += [replace(each, compared=f"{form}; references: {name}") for each in scores]
+    others, other_rows = bleu.other_metrics(hypotheses, raw)
+    evaluation.scores += [replace(each, compared=f"{form}; references: {name}") for each in (score, *others)]
+    if text.looks_tokenised(raw):
+        evaluation.remarks.append(f"{name} must be raw text for sacreBLEU, chrF, chrF++ and TER, but looks tokenised")
     if text.lower_cased(log.hypotheses, raw):
         evaluation.remarks.append(
             "hardly any hypothesis has a capital letter, but most references do: only TER ignores case"
         )
     digest = hashlib.sha256("".join(f"{line}\n" for line in raw).encode()).hexdigest()
-    statistics = {score.metric: rows, **other_statistics(hypotheses, raw)}
+    statistics = {score.metric: rows, **other_rows}
     evaluation.sentence_statistics = {"references_sha256": digest, "rows": statistics}
     return hypotheses
 

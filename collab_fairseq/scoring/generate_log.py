@@ -37,29 +37,25 @@ class GenerateLog(NamedTuple):
 
 
 def read_translations(paths: Sequence[PathLike]) -> GenerateLog:
-    """Read a log, its shards, or plain text with one translation per line; files may be gzipped."""
-    contents = {path: read_content(path, "the translations") for path in paths}
-    plain = [path for path, content in contents.items() if content.strip() and not _LOG.search(content)]
-    if not plain:
-        return read_generate_log(paths)
-    if len(paths) > 1:
-        raise UserError(
-            f"several files must be shards of one log of fairseq-generate; got plain text in {os.fspath(plain[0])}: "
-            "plain text must be in one file; give another system with --baseline"
-        )
-    return GenerateLog(read_lines(plain[0], "the translations"), None)
-
-
-def read_generate_log(paths: Sequence[PathLike]) -> GenerateLog:
-    """Parse a log or its shards.
+    """Read a log, its shards, or plain text with one translation per line; files may be gzipped.
 
     Raises:
         UserError: a file cannot be read; no hypotheses; missing ids; different translations of one id, as in
-            concatenated logs of two test sets or models; a truncated line; text that is not UTF-8.
+            concatenated logs of two test sets or models; a truncated line; text that is not UTF-8; several files of
+            plain text.
     """
+    contents = {os.fspath(path): read_content(path, "the translations") for path in paths}
+    names = ", ".join(contents)
+    plain = [name for name, content in contents.items() if content.strip() and not _LOG.search(content)]
+    if plain and len(contents) > 1:
+        raise UserError(
+            f"several files must be shards of one log of fairseq-generate; got plain text in {plain[0]}: "
+            "plain text must be in one file; give another system with --baseline"
+        )
+    if plain:
+        return GenerateLog(read_lines(plain[0], "the translations"), None)
     sentences: DefaultDict[int, _Sentence] = defaultdict(lambda: {letter: [] for letter in "STHD"})
-    languages = {language for path in paths for language in _read(os.fspath(path), sentences)}
-    names = ", ".join(os.fspath(path) for path in paths)
+    languages = {language for name, content in contents.items() for language in _read(name, content, sentences)}
     present = {letter: [n for n, sentence in sentences.items() if sentence[letter]] for letter in "THD"}
     kind = "D" if present["D"] else "H"
     if not present[kind]:
@@ -85,12 +81,12 @@ def read_generate_log(paths: Sequence[PathLike]) -> GenerateLog:
     )
 
 
-def _read(path: str, sentences: DefaultDict[int, _Sentence]) -> Set[str]:
-    """Add the lines of a file to the sentences; return the target languages in the log."""
+def _read(name: str, content: bytes, sentences: DefaultDict[int, _Sentence]) -> Set[str]:
+    """Add the lines of a log to the sentences; return the target languages in it."""
     languages: List[bytes] = []
     dictionaries: List[bytes] = []
     # only "\n" ends a line: str.splitlines() would split at other characters that sentences may contain
-    for line_number, raw in enumerate(read_content(path, "the log").split(b"\n"), start=1):
+    for line_number, raw in enumerate(content.split(b"\n"), start=1):
         match = _LINE.match(raw)
         if not match:
             languages += _TARGET.findall(raw)
@@ -105,10 +101,10 @@ def _read(path: str, sentences: DefaultDict[int, _Sentence]) -> Set[str]:
             else:
                 sentences[number][letter].append(text)
         except UnicodeDecodeError as error:
-            raise UserError(f"{path}, line {line_number}: must be UTF-8 ({error.reason})") from error
+            raise UserError(f"{name}, line {line_number}: must be UTF-8 ({error.reason})") from error
         except ValueError:
             raise UserError(
-                f"{path}, line {line_number}: must be `{letter}-{number}<tab>score<tab>text`; got {raw[:80].decode()!r}"
+                f"{name}, line {line_number}: must be `{letter}-{number}<tab>score<tab>text`; got {raw[:80].decode()!r}"
             ) from None
     if not languages and len(dictionaries) == 2:
         languages = dictionaries[1:]

@@ -8,7 +8,6 @@ import zlib
 from typing import List, NamedTuple, Optional, Sequence, Sized
 
 from collab_fairseq.scoring import bleu, text
-from collab_fairseq.scoring.sufficient_statistics import bleu_statistics
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import PathLike
 
@@ -17,7 +16,7 @@ _MOST_TIMES, _LEAST_LIMIT = 20, 1 << 30
 
 
 class RawScore(NamedTuple):
-    """sacreBLEU, its `bleu_statistics`, and the hypotheses as raw text."""
+    """sacreBLEU, its sentence statistics, and the hypotheses as raw text."""
 
     bleu: bleu.Score
     statistics: str
@@ -52,12 +51,12 @@ def read_lines(path: PathLike, what: str = "the references") -> List[str]:
     return [line.rstrip("\r") for line in content.removesuffix("\n").split("\n")]
 
 
-def check_number(references: Sized, hypotheses: Sized, name: str) -> None:
-    """Raise UserError unless there is one reference per hypothesis; ``name`` names the references."""
-    if len(references) != len(hypotheses):
+def check_number(lines: Sized, hypotheses: Sized, name: str) -> None:
+    """Raise UserError unless there is one line (a reference or a source) per hypothesis; ``name`` names the lines."""
+    if len(lines) != len(hypotheses):
         raise UserError(
-            f"{name} must have {len(hypotheses)} lines, one per hypothesis; got {len(references)}: these are not the "
-            "references of this test set"
+            f"{name} must have {len(hypotheses)} lines, one per hypothesis; got {len(lines)}: it belongs to another "
+            "test set"
         )
 
 
@@ -90,5 +89,5 @@ def score_raw(
         tokenised = text.looks_tokenised(hypotheses)
     if tokenised:
         hypotheses = text.moses_detokenise(hypotheses, target_lang or "en")
-    statistics = bleu_statistics(hypotheses, references, target_lang)
-    return RawScore(bleu.sacrebleu(hypotheses, references, target_lang), statistics, list(hypotheses))
+    score, statistics = bleu.sacrebleu(hypotheses, references, target_lang)
+    return RawScore(score, statistics, list(hypotheses))

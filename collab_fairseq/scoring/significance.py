@@ -191,20 +191,24 @@ def _check(
     if None in scores:
         raise UserError(f"{names[scores.index(None)]} has no {metric}")
     values = [float(score["score"]) for score in scores if score]
+    digests = [(each.get("sentence_statistics") or {}).get("references_sha256") for each in evaluations]
+    _check_equal("references", [(name, digest) for name, digest in zip(names, digests, strict=True) if digest])
     rows = [_rows(each, metric) for each in evaluations]
     if None in rows:
         return values, []
-    digests = [each["sentence_statistics"].get("references_sha256") for each in evaluations]
     signatures = [score.get("signature") for score in scores if score]
-    for property_name, properties in (("references", digests), ("signatures", signatures)):
-        for name, value in zip(names, properties, strict=True):
-            if value != properties[0]:
-                raise UserError(
-                    f"{names[0]} and {name} must have the same {property_name}; got {properties[0]} and {value}"
-                )
+    _check_equal("signatures", list(zip(names, signatures, strict=True)))
     statistics = [load(each, metric) for each in rows if each]
     for name, value, sums in zip(names, values, statistics, strict=True):
         total = float(SCORES[metric](sums.sum(axis=0, keepdims=True))[0])
         if abs(total - value) > _ROUNDING:
             raise UserError(f"{name}: {metric} must be the score of its sentence statistics, {total}; got {value}")
     return values, statistics
+
+
+def _check_equal(property_name: str, named: Sequence[Tuple[str, Any]]) -> None:
+    """Check that pairs of a name and a value all have the same value."""
+    for name, value in named:
+        first_name, first = named[0]
+        if value != first:
+            raise UserError(f"{first_name} and {name} must have the same {property_name}; got {first} and {value}")

@@ -1,10 +1,10 @@
 """Sufficient statistics of corpus-level metrics, per sentence.
 
-Records store them for every sentence, for intervals and significance tests. Statistics and scores of sacreBLEU,
-chrF++ and TER are computed by sacreBLEU. Counts that follow from lengths are not stored.
+Records store them for every sentence, for intervals and significance tests. Statistics (see `bleu`) and scores of
+sacreBLEU, chrF++ and TER are computed by sacreBLEU. Counts that follow from lengths are not stored.
 """
 
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, Sequence
 
 import numpy
 from sacrebleu.metrics import BLEU, CHRF, TER
@@ -12,28 +12,6 @@ from sacrebleu.metrics.base import Metric
 
 #: statistics of N corpora (N, K) → their scores (N)
 Score = Callable[[numpy.ndarray], numpy.ndarray]
-
-
-def bleu_statistics(hypotheses: Sequence[str], references: Sequence[str], target_lang: Optional[str] = None) -> str:
-    """sacreBLEU, per sentence: lengths of hypothesis and reference, matched 1- to 4-grams."""
-    rows = _extract(BLEU(trg_lang=target_lang or "", force=True), hypotheses, references)
-    return dump([row[:6] for row in rows])
-
-
-def other_statistics(hypotheses: Sequence[str], references: Sequence[str]) -> Dict[str, str]:
-    """Statistics of chrF++ and TER, per sentence.
-
-    chrF++: characters and words of the hypothesis, then of the reference; matched 1- to 6-grams of characters;
-    matched 1- and 2-grams of words. TER: edits; words of the reference.
-    """
-    stored = (0, 18, 1, 19, *range(2, 24, 3))
-    chrf = [[row[column] for column in stored] for row in _extract(CHRF(word_order=2), hypotheses, references)]
-    return {"chrF++": dump(chrf), "TER": dump(_extract(TER(), hypotheses, references))}
-
-
-def _extract(metric: Metric, hypotheses: Sequence[str], references: Sequence[str]) -> List[List[int]]:
-    rows = metric._extract_corpus_statistics(hypotheses, [references])
-    return [[int(number) for number in row] for row in rows]
 
 
 def dump(rows: Sequence[Sequence[Any]]) -> str:

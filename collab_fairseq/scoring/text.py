@@ -6,6 +6,8 @@ from typing import Callable, List, Optional, Sequence
 # a punctuation mark before white space or the end of the line; raw text has no white space before it
 _MARK = re.compile(r"(\s?)[.,!?;:](?=\s|$)")
 _ESCAPES = ("&apos;", "&quot;", "&amp;")
+# Chinese and Japanese have no spaces between words: each character counts as a word
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
 
 
 def subword_marker(texts: Sequence[str]) -> Optional[str]:
@@ -36,11 +38,16 @@ def has_escapes(texts: Sequence[str]) -> bool:
     return any(escape in text for text in texts for escape in _ESCAPES)
 
 
+def base_language(lang: str) -> str:
+    """A language without its region or script: `zh` for `zh-CN` and `zh_Hans`."""
+    return re.split("[-_]", lang)[0]
+
+
 def moses_tokeniser(lang: str, escape: bool = False) -> Callable[[Sequence[str]], List[str]]:
     """A function that tokenises texts like Moses' tokenizer.perl, without splitting hyphenated words."""
     from sacremoses import MosesTokenizer
 
-    moses = MosesTokenizer(lang=lang)
+    moses = MosesTokenizer(lang=base_language(lang))
     return lambda texts: [
         moses.tokenize(text, aggressive_dash_splits=False, escape=escape, return_str=True) for text in texts
     ]
@@ -50,7 +57,7 @@ def moses_detokenise(texts: Sequence[str], lang: str) -> List[str]:
     """Undo Moses tokenisation and its escapes."""
     from sacremoses import MosesDetokenizer
 
-    moses = MosesDetokenizer(lang=lang)
+    moses = MosesDetokenizer(lang=base_language(lang))
     # split at ASCII spaces: a no-break space is part of its token
     lines = ([token for token in text.split(" ") if token] for text in texts)
     return [moses.detokenize(tokens, return_str=True, unescape=True) for tokens in lines]
@@ -72,4 +79,4 @@ def word_overlap(texts: Sequence[str], others: Sequence[str]) -> float:
 def _words(text: str) -> set:
     for escape in _ESCAPES:
         text = text.replace(escape, " ")
-    return set(re.findall(r"\w+", text.casefold()))
+    return set(_WORD.findall(text.casefold()))

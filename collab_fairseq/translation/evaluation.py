@@ -1,5 +1,6 @@
 """Losses and translations of a model, equal to those of fairseq-validate and fairseq-generate."""
 
+import logging
 import math
 import os
 from pathlib import Path
@@ -11,10 +12,13 @@ from fairseq.dataclass.configs import GenerationConfig
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.scoring.references import RawScore, check_number, read_lines, score_raw
 from collab_fairseq.scoring.sufficient_statistics import dump
+from collab_fairseq.scoring.text import looks_tokenised, moses_detokenise
 
 from .load import TrainedModel
 from .text import batches, dataset, splits, subword_units
 from .tokenizer import TranslationError
+
+logger = logging.getLogger(__name__)
 
 
 class Loss(NamedTuple):
@@ -104,19 +108,26 @@ def score(trained: TrainedModel, split: str, references: Optional[PathLike] = No
 
     Args:
         references: a file, which may have more lines than ``sentences``; None: the target side of the data-bin as
-            words, which subword models may have normalised.
+            words, which subword models may have normalised, detokenised if it looks tokenised.
         options: of :func:`translate`.
     """
     hypotheses = translate(trained, split, **options)
+    language = trained.task.cfg.target_lang
+    tokenised = None
     if references is None:
         target = trained.task.target_dictionary
         sentences = dataset(trained, split).tgt
         lines = [target.string(sentences[number], subword_units(target)) for number in range(len(hypotheses))]
         name = f"the reference of {split}"
+        tokenised = looks_tokenised(lines)
+        if tokenised:
+            lines = moses_detokenise(lines, language)
     else:
         lines = read_lines(references)[: options.get("sentences")]
         name = os.fspath(references)
-    return score_raw(hypotheses, lines, trained.task.cfg.target_lang, name=name)
+        if looks_tokenised(lines):
+            logger.warning("%s must be raw text for sacreBLEU, but looks tokenised", name)
+    return score_raw(hypotheses, lines, language, tokenised, name)
 
 
 def test_splits(

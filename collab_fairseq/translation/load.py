@@ -135,6 +135,8 @@ def _build(state: Dict[str, Any], name: str, cfg: Any, task: Any) -> nn.Module:
     for path in ("encoder_embed_path", "decoder_embed_path", "attention_from"):
         if getattr(settings, path, None) is not None:
             setattr(settings, path, None)  # initial weights of training; the checkpoint has the trained ones
+    # recomputed layers whose inputs need no gradients have none for parameters and head multipliers either
+    settings.checkpoint_activations = settings.offload_activations = False
     try:
         model: nn.Module = task.build_model(settings)
     except (ConfigurationError, OmegaConfBaseException):

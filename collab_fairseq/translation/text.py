@@ -104,7 +104,7 @@ def batches(
 
     Args:
         split: train, valid, test, test1, …
-        max_tokens: per batch, padding included.
+        max_tokens: per batch, padding included; raised to the length of the longest sentence if that is greater.
         sentences: only the first N sentences of the corpus.
 
     Raises:
@@ -125,6 +125,8 @@ def batches(
             f"the sentences of {split} must have at most {longest} tokens, the model's positions; {len(too_long)} are "
             f"longer, such as number {too_long[0]}"
         )
+    if len(order):
+        max_tokens = max(max_tokens, int(data.num_tokens_vec(order).max()))
     chunks = data.batch_by_size(
         order,
         max_tokens=max_tokens,

@@ -28,8 +28,11 @@ class TorchEngine:
             torch.set_num_threads(threads)
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        if device.startswith("cuda") and not torch.cuda.is_available():
-            raise TranslationError(f"--device {device} needs a GPU that torch can use; none is available")
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:  # AssertionError: torch is built for CPUs only
+            reason = str(error).splitlines()[0]
+            raise TranslationError(f"device must be one that torch can use; got {device} ({reason})") from error
         self.trained = load_model(os.path.join(os.fspath(folder), MODEL), folder, device=device)
         self.trained.model.to(PRECISIONS[precision])
         for layer in self.trained.model.decoder.layers:  # type: ignore[union-attr]

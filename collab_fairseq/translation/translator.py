@@ -136,8 +136,24 @@ class Translator:
             done += len(chunk)
 
     def _settings(self, options: Dict[str, object]) -> Search:
-        """Checked settings, with translations limited to the positions of the decoder."""
-        search, longest = check_search(**options), self.card.longest_target
+        """Checked settings, with translations limited to the positions of the decoder.
+
+        Raises:
+            TranslationError: unknown names, or invalid values.
+        """
+        unknown = options.keys() - set(Search._fields)
+        if unknown:
+            known = ", ".join(Search._fields)
+            raise TranslationError(f"search settings must be {known}; got {', '.join(sorted(unknown))}")
+        search = Search(**options)  # type: ignore[arg-type]
+        if search.beam < 1 or search.max_length < 1 or not 1 <= search.nbest <= search.beam:
+            raise TranslationError(
+                "beam and max_length must be at least 1, and nbest between 1 and beam; "
+                f"got {search.beam}, {search.max_length} and {search.nbest}"
+            )
+        if not math.isfinite(search.lenpen):
+            raise TranslationError(f"lenpen must be finite; got {search.lenpen}")
+        longest = self.card.longest_target
         return search if longest is None else search._replace(max_length=min(search.max_length, longest - 1))
 
     def _split(self, line: str) -> List[str]:
@@ -174,22 +190,6 @@ def open_folder(folder: PathLike, device: str, precision: str, threads: Optional
         raise TranslationError(f"{folder} must be a folder for {' or '.join(_ENGINES)}; got one for {card.engine}")
     engine = getattr(importlib.import_module(f".{card.engine}_engine", __package__), _ENGINES[card.engine])
     return Translator(engine(folder, device, precision, threads), Tokenizer(folder, card), card)
-
-
-def check_search(**options: object) -> Search:
-    """Settings of the beam search; raises TranslationError for unknown names and invalid values."""
-    unknown = options.keys() - set(Search._fields)
-    if unknown:
-        raise TranslationError(f"search settings must be {', '.join(Search._fields)}; got {', '.join(sorted(unknown))}")
-    search = Search(**options)  # type: ignore[arg-type]
-    if search.beam < 1 or search.max_length < 1 or not 1 <= search.nbest <= search.beam:
-        raise TranslationError(
-            "beam and max_length must be at least 1, and nbest between 1 and beam; "
-            f"got {search.beam}, {search.max_length} and {search.nbest}"
-        )
-    if not math.isfinite(search.lenpen):
-        raise TranslationError(f"lenpen must be finite; got {search.lenpen}")
-    return search
 
 
 def batches(lengths: Sequence[int], max_tokens: int = MAX_TOKENS) -> Iterator[Tuple[int, ...]]:

@@ -7,7 +7,7 @@ from typing import Dict, List, Sequence, Tuple
 from collab_fairseq.records import figures, table
 from collab_fairseq.records.files import write_text
 from collab_fairseq.records.rows import load_run
-from collab_fairseq.scoring.generate_log import read_generate_log
+from collab_fairseq.scoring.generate_log import read_translations
 
 COLUMNS = (
     *("heads", "key_dim", "parameters", "valid_loss", "compound_split", "sacrebleu"),
@@ -21,7 +21,7 @@ def examples(texts: Path, languages: Tuple[str, str], runs: Sequence[Path]) -> s
     versions: Dict[str, List[str]] = {}
     for side, language in zip(("source", "reference"), languages, strict=True):
         versions[side] = (texts / f"test.{language}").read_text(encoding="utf-8").split("\n")
-    translations = {run.name: read_generate_log([run / "test.generate.log"]).hypotheses for run in runs}
+    translations = {run.name: read_translations([run / "test.generate.log"]).hypotheses for run in runs}
     versions.update(translations)
     sentences = list(zip(*translations.values(), strict=True))
     differing = [number for number, sentence in enumerate(sentences) if len(set(sentence)) > 1]

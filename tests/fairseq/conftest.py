@@ -47,3 +47,19 @@ def tiny_run(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     bleu = ["--eval-bleu", "--eval-bleu-detok", "space", "--eval-bleu-args", '{"max_len_a": 0, "max_len_b": 12}']
     run("fairseq-train", tiny_data, *TINY_MODEL, *TINY_TRAINING, *bleu, "--max-epoch", 2, "--save-dir", directory)
     return directory
+
+
+@pytest.fixture(scope="session")
+def trained(tiny_run, tiny_data):
+    """The model of `standard_state`, in float32."""
+    from tests.fairseq.heads_cases import load, standard_state  # imports fairseq, which not all tests need
+
+    return load(standard_state(tiny_run), tiny_data, double=False)
+
+
+@pytest.fixture(scope="session")
+def calibrations(trained):
+    """Statistics of all its layers on 100 sentences of train."""
+    from collab_fairseq.reparam.fairseq import calibrate, layer_ids
+
+    return calibrate(trained, "train", layer_ids(trained), sentences=100)

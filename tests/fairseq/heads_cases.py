@@ -14,6 +14,8 @@ from collab_fairseq.attention import block_mixing
 from collab_fairseq.cli.main import main
 from collab_fairseq.modules.fairseq_compat import as_transformer_collab, model_config
 from collab_fairseq.modules.sites import parameter_prefix
+from collab_fairseq.reparam import fit_layers
+from collab_fairseq.reparam.fairseq import converted, sources
 from collab_fairseq.translation import batches
 from collab_fairseq.translation.load import run_state
 
@@ -77,6 +79,13 @@ def load(state, data, double=True):
     if double:
         trained.model.double()
     return trained
+
+
+def convert(trained, key_dims, calibrations=None):
+    """The checkpoint with fitted collaborative heads, and `site.layer` → fit; a single key dimension is for all."""
+    layer_ids = None if isinstance(key_dims, int) else list(key_dims)
+    fits = fit_layers(sources(trained, layer_ids), key_dims, calibrations)
+    return converted(trained, {layer_id: fit.weights for layer_id, fit in fits.items()}), fits
 
 
 def relevance_totals(model, sample):

@@ -9,10 +9,10 @@ from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.records.record import load as load_record
 from collab_fairseq.reparam import Calibrator, ReparamError, relative_error, scores_of
-from collab_fairseq.reparam.fairseq import calibrate, convert, layer_ids, output_errors, sources
+from collab_fairseq.reparam.fairseq import layer_ids, output_errors, sources
 from collab_fairseq.translation import batches, load_model, loss, with_state
 from tests.common import TINY_MODEL, TINY_TRAINING, run
-from tests.fairseq.heads_cases import LAYER_IDS, load, standard_state
+from tests.fairseq.heads_cases import LAYER_IDS, convert, load
 from tests.fairseq.models import same_model
 
 E, H = 16, 2
@@ -21,16 +21,6 @@ E, H = 16, 2
 @pytest.fixture(scope="module")
 def checkpoint(tiny_run):
     return tiny_run / "checkpoint_best.pt"
-
-
-@pytest.fixture(scope="module")
-def trained(tiny_run, tiny_data):
-    return load(standard_state(tiny_run), tiny_data, double=False)
-
-
-@pytest.fixture(scope="module")
-def calibrations(trained):
-    return calibrate(trained, "train", LAYER_IDS, sentences=100)
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ from argparse import Namespace
 
 import pytest
 import torch
+from fairseq.data import LanguagePairDataset
 
 from collab_fairseq import checkpoints
 from collab_fairseq.cli.main import main
@@ -16,20 +17,10 @@ from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.reparam import ReparamError, relative_error, scores_of
 from collab_fairseq.reparam.allocation import allocate_ranks, convex, divergences, measure_divergences
 from collab_fairseq.reparam.distill import distill
-from collab_fairseq.reparam.fairseq import calibrate, convert, converted
+from collab_fairseq.reparam.fairseq import converted
 from collab_fairseq.reparam.text import text_of
 from collab_fairseq.translation import batches, load_model, with_state
-from tests.fairseq.heads_cases import LAYER_IDS, load, standard_state
-
-
-@pytest.fixture(scope="module")
-def trained(tiny_run, tiny_data):
-    return load(standard_state(tiny_run), tiny_data, double=False)
-
-
-@pytest.fixture(scope="module")
-def calibrations(trained):
-    return calibrate(trained, "train", LAYER_IDS, sentences=100)
+from tests.fairseq.heads_cases import LAYER_IDS, convert
 
 
 def test_convex_hull():
@@ -212,3 +203,18 @@ def test_rejects_adaptive_softmax_where_logits_are_needed(trained, start, sample
 def test_seed_determines_distillation(trained, start, sampled):
     curves = [distill(trained, start, sampled, 3, max_tokens=200, seed=seed)[1]["curve"] for seed in (5, 5, 6)]
     assert curves[0] == curves[1] != curves[2]
+
+
+def test_max_tokens_limits_all_batches(tiny_run, tiny_data, tmp_path, monkeypatch):
+    limits = set()
+    batch_by_size = LanguagePairDataset.batch_by_size
+
+    def recorded(data, order, max_tokens, **options):
+        limits.add(max_tokens)
+        return batch_by_size(data, order, max_tokens, **options)
+
+    monkeypatch.setattr(LanguagePairDataset, "batch_by_size", recorded)
+    command = ["reparam", tiny_run / "checkpoint_best.pt", "--data", tiny_data, "--output", tmp_path / "out.pt"]
+    command += ["--key-dim", 8, "--calibration", "train:9", "--distill", 1, "--max-tokens", 50]
+    assert main([*map(str, command)]) == 0
+    assert limits == {50}

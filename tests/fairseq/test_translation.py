@@ -11,12 +11,13 @@ import torch
 from collab_fairseq import checkpoints
 from collab_fairseq.modules.fairseq_compat import as_transformer_collab, model_config
 from collab_fairseq.modules.settings import ConfigurationError
-from collab_fairseq.scoring.generate_log import read_generate_log
+from collab_fairseq.scoring.generate_log import read_translations
 from collab_fairseq.scoring.references import score_raw
 from collab_fairseq.scoring.sufficient_statistics import load
 from collab_fairseq.translation import TranslationError, add_text, evaluate, load_model, loss, score, translate
 from collab_fairseq.translation.evaluation import sentence_losses
 from collab_fairseq.translation.load import run_state
+from collab_fairseq.translation.text import dataset
 from tests.common import ROOT, run
 from tests.fairseq.models import same_model
 
@@ -68,7 +69,8 @@ def test_loss_equals_fairseq_validate(trained, checkpoint, tiny_data):
     assert sums[:, 1].sum() == result.tokens
     one = loss(trained, "valid", sentences=1)
     assert sums[0] == pytest.approx([one.nll_loss * one.tokens, one.tokens], abs=1e-3)
-    assert loss(trained, "valid", max_tokens=60).loss == pytest.approx(result.loss, abs=1e-5)
+    for max_tokens in (60, 3):  # 3: less than one sentence
+        assert loss(trained, "valid", max_tokens=max_tokens).loss == pytest.approx(result.loss, abs=1e-5)
     assert abs(loss(trained, "test").loss - result.loss) > 1e-3
 
 
@@ -76,7 +78,7 @@ def test_translations_equal_fairseq_generate(trained, checkpoint, tiny_data, tmp
     log = tmp_path / "generate.log"
     flags = ["--beam", "3", "--lenpen", "0.6", "--max-len-b", "12", "--max-len-a", "0", "--max-tokens", "300", "--cpu"]
     log.write_text(run("fairseq-generate", tiny_data, "--path", checkpoint, *flags).stdout, encoding="utf-8")
-    expected = read_generate_log([log])
+    expected = read_translations([log])
     options = {"beam": 3, "lenpen": 0.6, "max_len_b": 12, "max_len_a": 0}
     translations = translate(trained, "test", max_tokens=300, **options)
     assert translations == expected.hypotheses
@@ -89,6 +91,21 @@ def test_translations_equal_fairseq_generate(trained, checkpoint, tiny_data, tmp
     evaluation = evaluate(trained, {"test": references}, max_tokens=300)
     assert evaluation["valid"] == loss(trained, "valid", max_tokens=300)._asdict()
     assert evaluation["bleu"]["test"]["references"] == "references"
+
+
+def test_tokenised_data_bin_is_detokenised_for_sacrebleu(trained, tmp_path, monkeypatch, caplog):
+    """The translations equal the references, in tokens of Moses. The control is a file of the references."""
+    target, data = trained.task.target_dictionary, dataset(trained, "test").tgt
+    symbols = [{"theo": ",", "ao": "&apos;s"}.get(word, word) for word in target.symbols]
+    monkeypatch.setattr(target, "symbols", symbols)
+    tokens = [target.string(data[number]) for number in range(20)]
+    monkeypatch.setattr("collab_fairseq.translation.evaluation.translate", lambda *_, **__: tokens)
+    scored = score(trained, "test")
+    assert scored.bleu.score == pytest.approx(100)
+    for lines, is_raw in ((scored.hypotheses, True), (tokens, False)):
+        (tmp_path / "file").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        assert (score(trained, "test", tmp_path / "file").bleu.score > 99) == is_raw
+        assert ("file must be raw text for sacreBLEU, but looks tokenised" in caplog.text) != is_raw
 
 
 #: orders of imports, each in a new Python process

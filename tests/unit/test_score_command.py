@@ -73,10 +73,11 @@ def test_log_and_plain_text_have_equal_scores_and_are_compared(tmp_path, capsys)
     [
         ("plain.txt other.txt --reference test.de", "plain text must be in one file"),
         ("plain.txt --reference test.de --comet x", "--comet and --source must be given together"),
-        ("plain.txt --reference test.de --comet x --source short.de", "short.de must have 4 lines"),
+        ("plain.txt --reference test.de --comet x --source short.de", "got 3: it belongs to another test set"),
         ("plain.txt --reference test.de --comet x --source test.de", "pip install unbabel-comet, in a separate"),
         ("tokens --target-lang de --comet x --source test.de", "COMET needs the raw --reference"),
         ("plain.txt --reference test.de --target-lang ../x", "a language must be a name"),
+        ("plain.txt --reference test.de --target-lang ja_JP", "sacreBLEU cannot tokenise ja_JP: Japanese tokenization"),
         ("plain.txt --reference bomb.de", "bomb.de must have at most 1,000,000 bytes"),
         ("tokens --target-lang de --baseline tokens", "needs a raw --reference for tokenised text"),
         ("empty.txt --reference test.de", "empty.txt: no hypotheses"),
@@ -94,6 +95,7 @@ def test_errors_are_one_line(tmp_path, monkeypatch, capsys, arguments, message):
     for name, lines in {**texts, "tokens": log_lines(tokens, tokens)}.items():
         write(tmp_path / name, lines)
     monkeypatch.setattr(references, "_LEAST_LIMIT", 1_000_000)
+    monkeypatch.setitem(sys.modules, "MeCab", None)  # as if sacrebleu[ja] were not installed
     (tmp_path / "bomb.de").write_bytes(gzip.compress(b"a\n" * 1_000_000))
     (tmp_path / "other.gz").write_bytes(gzip.compress((tmp_path / "other.txt").read_bytes()))
     before = content(tmp_path)
@@ -134,6 +136,7 @@ def test_comet_scores_sources_hypotheses_and_references(tmp_path, monkeypatch, c
         (score,) = (entry["score"] for entry in result["scores"] if entry["metric"] == "COMET")
         assert score == pytest.approx(rows[:, 0].mean(), abs=1e-4)
         assert 10 < score < 100
+        assert [file["file"] for file in result["files"]] == ["log", "test.en", "test.de"]
     assert len(samples) == 2 * len(RAW)
     assert samples[0] == {"src": f"source of {RAW[0]}", "mt": GUESS[0], "ref": RAW[0]}
     assert main([*files, "--comet", "Unbabel/none"]) == 1

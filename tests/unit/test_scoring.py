@@ -10,7 +10,7 @@ from sacrebleu.metrics import BLEU, CHRF, TER
 
 from collab_fairseq.scoring import bleu, text
 from collab_fairseq.scoring.evaluation import evaluate
-from collab_fairseq.scoring.generate_log import read_generate_log
+from collab_fairseq.scoring.generate_log import read_translations
 from fairseq_modern.errors import UserError
 
 NBSP, THIN = "\u00a0", "\u2009"
@@ -81,14 +81,6 @@ def test_tokenised_and_compound_split_bleu_equal_reference(seed):
     assert split.ref_len > score.ref_len
 
 
-def test_no_break_spaces_are_part_of_tokens():
-    """sacreBLEU alone splits at them: the control of the test above."""
-    hypotheses, references = [f"a b c d 10{NBSP}km e f"], [f"a b c d 10{NBSP}m e f"]
-    plain = BLEU(tokenize="none", smooth_method="none", force=True).corpus_score(hypotheses, [references])
-    assert plain.sys_len == 8
-    assert bleu.tokenised_bleu(hypotheses, references).hyp_len == 7
-
-
 RAW = ["Ein Hund läuft über die Straße.", "Zwei Männer, die reden."]
 RAW += ["Ein T-Shirt und eine Baseball-Kappe!", "Kinder spielen im Schnee."]
 GUESS = ["Ein Hund rennt über die Straße.", "Zwei Männer, die sprechen.", RAW[2], "Kinder spielen im Sand."]
@@ -116,19 +108,11 @@ def log(tmp_path):
     return write(tmp_path / "log", log_lines(GUESS, RAW))
 
 
-def test_reads_unsorted_log_with_other_lines(tmp_path):
+def test_reads_unsorted_shards_with_other_lines(tmp_path):
     lines = [*log_lines(GUESS, RAW), "2024-01-01 | INFO | H-7 is not a hypothesis", "Generate test: BLEU4 = 1"]
     random.Random(3).shuffle(lines)
-    log = read_generate_log([write(tmp_path / "log", lines)])
+    log = read_translations([write(tmp_path / "a", lines[::2]), write(tmp_path / "b", lines[1::2])])
     assert (log.hypotheses, log.references) == (GUESS, RAW)
-
-
-def test_joins_shards(tmp_path):
-    first, second = log_lines(GUESS[:2], RAW[:2]), log_lines(GUESS[2:], RAW[2:], start=2)
-    log = read_generate_log([write(tmp_path / "b", second), write(tmp_path / "a", first)])
-    assert log.hypotheses == GUESS
-    with pytest.raises(UserError, match=r"2 of 4 sentences have no D- lines \(ids 0, 1\)"):
-        read_generate_log([tmp_path / "b"])
 
 
 @pytest.mark.parametrize(
@@ -140,13 +124,13 @@ def test_joins_shards(tmp_path):
     ],
 )
 def test_selects_best_hypothesis(tmp_path, lines, expected):
-    assert read_generate_log([write(tmp_path / "log", lines)]).hypotheses == expected
+    assert read_translations([write(tmp_path / "log", lines)]).hypotheses == expected
 
 
 @pytest.mark.parametrize("inside", [NBSP, "\u2028", "\u0085", "\x1d", "\r", "\x0b"])
 def test_only_newlines_end_lines(tmp_path, inside):
     hypothesis = f"ein{inside}Hund H-1"
-    log = read_generate_log([write(tmp_path / "log", log_lines([hypothesis], [hypothesis]))])
+    log = read_translations([write(tmp_path / "log", log_lines([hypothesis], [hypothesis]))])
     assert log.hypotheses == [hypothesis] == log.references
 
 
@@ -162,7 +146,7 @@ def test_only_newlines_end_lines(tmp_path, inside):
 )
 def test_rejects_invalid_log(tmp_path, lines, message):
     with pytest.raises(UserError, match=message):
-        read_generate_log([write(tmp_path / "log", lines)])
+        read_translations([write(tmp_path / "log", lines)])
 
 
 def scores_of(evaluation):
@@ -201,15 +185,33 @@ def test_detokenises_for_sacrebleu_chrf_and_ter(tmp_path):
     assert scores["TER"].score == pytest.approx(TER().corpus_score(guess, [raw]).score)
     assert 0 < scores["TER"].score < 30
 
+    remark = "test.de must be raw text for sacreBLEU, chrF, chrF++ and TER, but looks tokenised"
+    assert remark not in result.remarks
+    assert remark in evaluate([log], write(tmp_path / "test.de", tokens(raw))).remarks
+
     without = evaluate([log], target_lang="de")
     assert "sacreBLEU" not in scores_of(without)
     assert any("--reference" in remark for remark in without.remarks)
 
 
-def test_only_german_has_compound_split_bleu(log):
+def test_only_german_has_compound_split_bleu_and_regions_do_not_matter(log):
     result = evaluate([log], target_lang="fr")
     assert "compound-split BLEU" not in scores_of(result)
     assert any("German" in remark for remark in result.remarks)
+    assert "compound-split BLEU" in scores_of(evaluate([log], target_lang="de_DE"))
+    assert text.moses_tokeniser("fr_FR")(["l'eau"]) == ["l' eau"]
+    assert text.moses_detokenise(["l' eau"], "fr-FR") == ["l'eau"]
+
+
+@pytest.mark.parametrize("language", ["zh", "zh-CN", "zh_Hans"])
+def test_scores_segmented_chinese_against_raw_references(tmp_path, language):
+    """The log's text has spaces between words."""
+    raw, guess = ["我喜欢小狗。", "他们在公园里玩。"], ["我 喜欢 大 狗 。", "他们 在 公园 里 玩 。"]
+    log = write(tmp_path / "log", log_lines(guess, ["我 喜欢 小狗 。", guess[1]]))
+    score = scores_of(evaluate([log], write(tmp_path / f"test.{language}", raw)))["sacreBLEU"].score
+    assert score == pytest.approx(BLEU(tokenize="zh").corpus_score(guess, [raw]).score)
+    with pytest.raises(UserError, match="another test set or another order"):
+        evaluate([log], write(tmp_path / "other", raw[::-1]), language)
 
 
 def test_log_without_references_needs_a_reference_file(tmp_path):
