@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Iterator, NamedTuple, Optional
 
+from collab_fairseq.records import environment
 from fairseq_modern import processor
 from fairseq_modern.files import CHECKSUMS, damaged_files, read_checksums
 
@@ -43,14 +44,6 @@ def examine(data_bin: Optional[str] = None) -> Iterator[Finding]:
     yield disk()
 
 
-def installed(package: str) -> str:
-    """The version of a package; empty if it is not installed."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
-
-
 def packages() -> Finding:
     """The requirements of setup.py."""
     try:
@@ -62,7 +55,7 @@ def packages() -> Finding:
     required = [each for each in requirements if each.marker is None or each.marker.evaluate({"extra": ""})]
     problems, wanted = [], []
     for requirement in required:
-        version = installed(requirement.name)
+        version = environment.version(requirement.name)
         if not version or not requirement.specifier.contains(version, prereleases=True):
             problems.append(f"{requirement.name} {version or 'is not installed'}")
             wanted.append(f'"{requirement}"')
@@ -73,7 +66,7 @@ def packages() -> Finding:
 
 def fairseq() -> Finding:
     """fairseq, which current Python versions can import only with the patches of fairseq_modern."""
-    version = installed("fairseq")
+    version = environment.version("fairseq")
     install = f"pip install --no-deps fairseq=={FAIRSEQ} (README.md has the order)"
     if not version:
         return Finding("fairseq", "fail", "is not installed", install)
@@ -97,7 +90,7 @@ def torch_and_gpus() -> Iterator[Finding]:
     yield Finding("torch", "ok", str(torch.__version__))
     with warnings.catch_warnings(record=True) as caught:  # of an old driver
         warnings.simplefilter("always")
-        number = torch.cuda.device_count()
+        number = environment.usable_gpus()
     if number == 0:
         advice = "training runs on the CPU, which is enough for make demo and rehearsals"
         if os.path.exists("/proc/driver/nvidia/version"):

@@ -21,7 +21,7 @@ from .models import draw
 
 
 def check_agreement(steps: Dict[str, Step]) -> None:
-    """Raise BenchError unless implementations of one function have equal outputs, and input gradients in training."""
+    """Raise UserError unless implementations of one function have equal outputs, and input gradients in training."""
     for name, reference in SAME_FUNCTION.items():
         results = zip(("output", "input gradient"), steps[name](), steps[reference](), strict=False)
         for quantity, actual, expected in results:

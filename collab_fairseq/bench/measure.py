@@ -26,10 +26,6 @@ MIN_ROUNDS = 3
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 8e-2}
 
 
-class BenchError(UserError):
-    """An option or a row that cannot be measured, or implementations whose results differ."""
-
-
 @dataclass(frozen=True)
 class Options:
     """The settings that a result depends on.
@@ -53,7 +49,7 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.clock == "processor" and (self.device == "cuda" or self.threads > 1):
-            raise BenchError("--clock processor needs --threads 1 and --device cpu")
+            raise UserError("--clock processor needs --threads 1 and --device cpu")
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -63,17 +59,17 @@ class Options:
 Step = Callable[[], Any]
 #: implementation (``ours`` is one of them) → step, for one or several parts, such as the batches of a corpus
 Parts = Sequence[Mapping[str, Step]]
-#: compares the results of the implementations (BenchError if they differ), then returns their steps
+#: compares the results of the implementations (UserError if they differ), then returns their steps
 Row = Callable[[Options], Parts]
 
 
 def compare(name: str, actual: Tensor, expected: Tensor) -> None:
-    """Raise BenchError unless two tensors are equal up to rounding; ``name`` is the subject of the message."""
+    """Raise UserError unless two tensors are equal up to rounding; ``name`` is the subject of the message."""
     limit = TOLERANCE[actual.dtype]
     scale = max(float(expected.detach().abs().max()), 1e-30)
     difference = float((actual.detach().double() - expected.detach().double()).abs().max()) / scale
     if not difference <= limit:
-        raise BenchError(f"{name} differs by {difference:.2g} of the largest value (limit {limit:.2g}); not measured")
+        raise UserError(f"{name} differs by {difference:.2g} of the largest value (limit {limit:.2g}); not measured")
 
 
 def spread(values: Sequence[float]) -> Dict[str, float]:

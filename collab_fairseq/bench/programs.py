@@ -2,9 +2,9 @@
 
 A training step is forward, label-smoothed loss, backward and Adam, with the dropout of the preset. In rows ``fast``,
 ours has the flags ``--criterion label_smoothed_cross_entropy_chunked``, ``--optimizer fused_adam`` and
-``--fast-dropout``; the baseline is fairseq's transformer with fairseq's loss and Adam in float32. In rows
-``fast-bf16``, ours and an additional ``fairseq-bf16`` run under bfloat16 autocast, as with ``--amp``. All sentences of
-these rows have the same length, because the chunked loss skips padding, which would favour it.
+``--fast-dropout``; the baseline is fairseq's transformer with fairseq's loss and Adam. In rows ``fast-bf16``, ours and
+an additional ``fairseq-bf16`` run under bfloat16 autocast, as with ``--amp``, and ``fairseq`` in float32. All sentences
+of these rows have the same length, because the chunked loss skips padding, which would favour it.
 
 Models translate as in fairseq-generate, ours with shortlists (:mod:`collab_fairseq.search.shortlist`). Untrained models
 do not end their translations, so each translation of a batch gets the length of the longest source.
@@ -21,8 +21,9 @@ from torch import nn
 from collab_fairseq.search.shortlist import ShortlistGenerator
 from collab_fairseq.training.chunked_loss import ChunkedLabelSmoothedCrossEntropy
 from collab_fairseq.training.fused_adam import FusedAdam
+from fairseq_modern.errors import UserError
 
-from .measure import SEED, BenchError, Options, Parts, Row, Step
+from .measure import SEED, Options, Parts, Row, Step
 from .models import Task, build, draw, make_batch
 
 #: mode (last part of the id of a training row) → implementations
@@ -56,10 +57,8 @@ def train(size: str, sentences: int, length: int, key_dim: int, mode: str, optio
     batch = make_batch(sources, targets, task, options.device)
     if mode == "fast-bf16":
         in_bfloat16 = {"fairseq-bf16", "ours"}
-    elif fast or options.torch_dtype == torch.float32:
-        in_bfloat16 = set()
     else:
-        in_bfloat16 = set(models)
+        in_bfloat16 = set(models) if options.torch_dtype == torch.bfloat16 else set()
     steps = {}
     for name, model in models.items():
         criterion, optimizer = (chunked, FusedAdam) if fast and name == "ours" else (label_smoothed, Adam)
@@ -107,16 +106,18 @@ def _search(search: Any, batch: Dict[str, Any]) -> None:
     length = batch["net_input"]["src_tokens"].size(1)
     search.max_len_b = search.min_len = length - 1  # without </s>
     if any(len(sentence[0]["tokens"]) != length for sentence in search.generate([], batch)):
-        raise BenchError(f"every translation of a batch must have {length} tokens; got another length")
+        raise UserError(f"every translation of a batch must have {length} tokens; got another length")
 
 
-def train_rows(quick: bool) -> Dict[str, Row]:
-    """The rows of ``collab bench train``. The tiny batch has almost the 4,096 tokens of recipes/multi30k."""
+def train_rows(quick: bool, halves: bool) -> Dict[str, Row]:
+    """The rows of ``collab bench train``; ``halves``: also ours in bfloat16, compared with fairseq in float32."""
+    # the tiny batch has almost the 4,096 tokens of recipes/multi30k
     sizes = [("base", 64, 32, 128), ("base", 64, 32, 512), ("tiny", 170, 24, 32)]
     if quick:
         sizes = [("base", 3, 6, 4), ("tiny", 3, 6, 4)]
     cases = [(size, "") for size in sizes]
-    cases += [(size, mode) for size in (sizes[0], sizes[-1]) for mode in TRAIN_IMPLEMENTATIONS if mode]
+    modes = [mode for mode in TRAIN_IMPLEMENTATIONS if mode and (halves or mode != "fast-bf16")]
+    cases += [(size, mode) for size in (sizes[0], sizes[-1]) for mode in modes]
     rows: Dict[str, Row] = {}
     for (preset, number, length, key_dim), mode in cases:
         name = f"train/{preset}/{number}x{length}/dk{key_dim}"

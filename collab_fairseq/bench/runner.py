@@ -18,9 +18,10 @@ import torch
 
 from collab_fairseq.records.files import PathLike, check_writable
 from collab_fairseq.records.record import Record
+from fairseq_modern.errors import UserError
 
 from .layers import decode_rows, layer_rows
-from .measure import BenchError, Options, Row, interleave, peak_bytes, ratio, spread
+from .measure import Options, Row, interleave, peak_bytes, ratio, spread
 from .programs import train_rows, translate_rows
 
 logger = logging.getLogger(__name__)
@@ -30,21 +31,22 @@ def rows(what: str, options: Options) -> Dict[str, Row]:
     """Row id → row, for ``layer``, ``decode`` or ``train``."""
     if what == "layer":
         return layer_rows(options.quick)
+    halves = options.dtype == "float32"
     if what == "train":
-        return train_rows(options.quick)
-    return {**decode_rows(options.quick), **translate_rows(options.quick, options.dtype == "float32")}
+        return train_rows(options.quick, halves)
+    return {**decode_rows(options.quick), **translate_rows(options.quick, halves)}
 
 
 def choose(ids: Iterable[str], patterns: Sequence[str]) -> List[str]:
     """The ids that match one of the shell patterns (no patterns: all ids).
 
     Raises:
-        BenchError: a pattern matches no id.
+        UserError: a pattern matches no id.
     """
     ids = list(ids)
     for pattern in patterns:
         if not fnmatch.filter(ids, pattern):
-            raise BenchError(f"--rows {pattern} matches no row; the rows are {', '.join(ids)}")
+            raise UserError(f"--rows {pattern} matches no row; the rows are {', '.join(ids)}")
     return [row for row in ids if not patterns or any(fnmatch.fnmatchcase(row, pattern) for pattern in patterns)]
 
 
@@ -73,8 +75,7 @@ def run(
         command,
         asdict(options),
         output,
-        device="gpu" if options.device == "cuda" else "cpu",
-        threads=options.threads,
+        device=options.device,
         fixed=("commit", "hardware", "versions"),
     )
     for number, name in enumerate(chosen, start=1):
@@ -99,7 +100,7 @@ def _measured(name: str, row: Row, options: Options) -> Dict[str, Any]:
             samples = {name: [float(peak_bytes(step, options.device))] for name, step in parts[0].items()}
         else:
             samples = interleave(parts, options)
-    except (RuntimeError, BenchError) as error:
+    except (RuntimeError, UserError) as error:
         if options.device == "cuda":  # after an out-of-memory error
             torch.cuda.empty_cache()
         message = str(error).strip() or type(error).__name__

@@ -5,6 +5,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 from collab_fairseq.records import pages
 from collab_fairseq.records.files import PathLike
+from collab_fairseq.records.rows import hardware
 
 from .runner import choose
 
@@ -35,7 +36,7 @@ def table(
         patterns: see :func:`choose`.
         paths: files of the records, for links from a page in ``folder``.
     """
-    parts = {name: part for record in records for name, part in record["parts"].items() if part and "ratios" in part}
+    parts = {name: part for record in records for name, part in record["parts"].items() if "ratios" in part}
     parts = {name: parts[name] for name in choose(parts, patterns)}
     present = {implementation for part in parts.values() for implementation in part["ratios"]}
     columns = [name for name in LABELS if name in present]
@@ -62,17 +63,13 @@ def _about(records: Sequence[Dict[str, Any]]) -> str:
     """The meaning of the numbers, and one line per machine and setting."""
     lines: List[str] = []
     for record in records:
-        hardware, settings = record["hardware"], record["settings"]
-        machine = ", ".join(gpu["name"] for gpu in hardware["gpus"])
-        if hardware["device"] == "cpu":
-            threads = hardware["threads"]
-            machine = f"{hardware['cpu']}, {threads} thread{'s' if threads > 1 else ''}"
+        settings = record["settings"]
         quick = "; a miniature, no measurement" if settings["quick"] else ""
         clock = CLOCK_NAMES[settings["clock"]]
         line = (
             f"Ratios of medians of {clock}, ± the larger distance from the median of the rounds to a quartile, "
-            f"or of peak memory; below 1, ours is faster or smaller; {settings['dtype']}, {machine}, torch "
-            f"{record['versions']['torch']}{quick}."
+            f"or of peak memory; below 1, ours is faster or smaller; {settings['dtype']}, {hardware(record)}, "
+            f"torch {record['versions']['torch']}{quick}."
         )
         if line not in lines:
             lines.append(line)

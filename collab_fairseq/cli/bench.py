@@ -20,6 +20,8 @@ Rows (embedding dimension 512, 8 heads; N sentences, T target positions, S sourc
     train/SIZE/NxT/dkD               training step: forward, label-smoothed loss, backward and Adam
     train/SIZE/NxT/dkD/fast          ours with the chunked loss, fused_adam and fast dropout; .../fast-bf16: with --amp;
                                      .../fast-memory: peak memory
+
+Rows .../bf16 and .../fast-bf16 compare bfloat16 with float32 and exist only with --dtype float32.
 """
 
 import argparse
@@ -28,7 +30,7 @@ import sys
 import warnings
 from dataclasses import fields
 
-from .options import add_machine, add_page, check_page, choose_device, command, positive, publish
+from .options import add_command, add_machine, add_page, check_page, choose_device, command, positive, publish
 
 HELP = "measure speed and memory, compared with baselines"
 
@@ -43,8 +45,7 @@ _SUBCOMMANDS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     for what, (text, seconds) in _SUBCOMMANDS.items():
-        measure = commands.add_parser(what, help=text, description=f"Measure {text}.")
-        measure.set_defaults(run=_measure, parser=measure)
+        measure = add_command(commands, what, f"Measure {text}.", _measure, text)
         add = measure.add_argument
         add_machine(measure, threads=1)
         text = "data type (default: float32 on a CPU, bfloat16 on a GPU; autocast in `train`)"
@@ -58,8 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add("--quick", action="store_true", help="tiny models, to test that everything runs")
         add("--json", metavar="FILE", help="write the record to FILE, or continue the one there")
     text = "print the ratios of records as a table"
-    table = commands.add_parser("table", help=text, description=text.capitalize())
-    table.set_defaults(run=_table, parser=table)
+    table = add_command(commands, "table", f"{text.capitalize()}.", _table, text)
     table.add_argument("records", nargs="+", metavar="RECORD", help="record of collab bench")
     _add_rows(table)
     add_page(table)
@@ -80,7 +80,7 @@ def _measure(args: argparse.Namespace) -> int:
     from collab_fairseq.bench.table import table
 
     args.dtype = args.dtype or ("bfloat16" if args.device == "cuda" else "float32")
-    options = Options(**{f.name: getattr(args, f.name) for f in fields(Options) if hasattr(args, f.name)})
+    options = Options(**{field.name: getattr(args, field.name) for field in fields(Options)})
     sys.stdout.write(table([run(args.what, options, args.rows, args.json, command())]))
     return 0
 

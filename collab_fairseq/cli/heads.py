@@ -20,7 +20,7 @@ from collab_fairseq.records.drawing import check_figure
 from collab_fairseq.records.files import check_writable
 from fairseq_modern.errors import UserError
 
-from .options import add_machine, add_sites, check_new, pair, positive
+from .options import add_command, add_machine, add_sites, check_new, pair, positive
 
 HELP = "analyse, prune and gate attention heads"
 
@@ -102,15 +102,7 @@ backward pass per target position.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="analysis", metavar="ANALYSIS", required=True)
-    parsers = {}
-    for name, description in ANALYSES.items():
-        parsers[name] = commands.add_parser(
-            name,
-            help=description.splitlines()[0],
-            description=description,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        parsers[name].set_defaults(run=run, parser=parsers[name])
+    parsers = {name: add_command(commands, name, description, run) for name, description in ANALYSES.items()}
 
     command = parsers["redundancy"]
     command.add_argument("checkpoint", metavar="CHECKPOINT", help="fairseq checkpoint or Hugging Face model folder")

@@ -6,6 +6,7 @@ stays fast. A new subcommand is one file and one line below.
 """
 
 import argparse
+import importlib
 import logging
 import sys
 from typing import Any, Callable, List, Optional
@@ -13,7 +14,7 @@ from typing import Any, Callable, List, Optional
 import collab_fairseq
 from fairseq_modern.errors import is_user_error
 
-from .options import add_commands
+from .options import add_command
 
 #: in the order of `collab --help`
 COMMANDS = ("average", "translate", "export", "score", "reparam", "heads", "bench", "table", "doctor", "user-dir")
@@ -23,7 +24,11 @@ def build_parser() -> argparse.ArgumentParser:
     description = "Tools for fairseq transformers with collaborative attention heads."
     parser = argparse.ArgumentParser(prog="collab", description=description)
     parser.add_argument("--version", action="version", version=f"collab_fairseq {collab_fairseq.__version__}")
-    add_commands(parser, "command", {name: name.replace("-", "_") for name in COMMANDS})
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name in COMMANDS:
+        module = importlib.import_module(f"collab_fairseq.cli.{name.replace('-', '_')}")
+        run = getattr(module, "run", None)
+        module.add_arguments(add_command(commands, name, str(module.__doc__), run, module.HELP))
     return parser
 
 

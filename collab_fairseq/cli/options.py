@@ -1,30 +1,36 @@
 """Flags and checks that subcommands share."""
 
 import argparse
-import importlib
 import logging
 import os
 import re
 import shlex
 import sys
-from typing import Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Optional, Sequence, Tuple
 
+from collab_fairseq.records import environment
 from collab_fairseq.records.files import check_writable
 from fairseq_modern.errors import UserError
 
 logger = logging.getLogger(__name__)
 
 
-def add_commands(parser: argparse.ArgumentParser, dest: str, modules: Mapping[str, str]) -> None:
-    """Add subcommands. `modules` maps names to modules of this package, which `main.py` describes."""
-    commands = parser.add_subparsers(dest=dest, metavar=dest.upper(), required=True)
-    for name, module_name in modules.items():
-        module = importlib.import_module(f"collab_fairseq.cli.{module_name}")
-        command = commands.add_parser(
-            name, help=module.HELP, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
-        command.set_defaults(run=getattr(module, "run", None), parser=command)
-        module.add_arguments(command)
+def add_command(
+    commands: Any,
+    name: str,
+    description: str,
+    run: Optional[Callable[[argparse.Namespace], int]],
+    help: Optional[str] = None,
+) -> argparse.ArgumentParser:
+    """Add a subcommand to the result of `add_subparsers`; its help is by default the first line of the description."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=help or description.splitlines()[0],
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run, parser=parser)
+    return parser
 
 
 def refuse(args: argparse.Namespace, names: Sequence[str], reason: str) -> None:
@@ -74,9 +80,9 @@ def choose_device(args: argparse.Namespace) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     if args.device.startswith("cuda"):
         number = int(args.device.partition(":")[2] or 0)
-        if number >= torch.cuda.device_count():
-            available = torch.cuda.device_count() or "none"
-            raise UserError(f"--device {args.device} needs a GPU that torch can use; torch finds {available}")
+        usable = environment.usable_gpus()
+        if number >= usable:
+            raise UserError(f"--device {args.device} needs a GPU that torch can use; torch finds {usable or 'none'}")
         torch.cuda.set_device(number)
     return str(args.device)
 

@@ -4,7 +4,7 @@
     collab table RECORD ... --baseline multi30k-none-s1-u2500 --output README.md --marker results
     collab table RECORD ... --output README.md --marker results --check
     collab table RECORD ... --figure results/curves.svg
-    collab table results/runs/curve-*-u2000.json results/published/*.json --figure results/curve.svg --x width
+    collab table results/runs/curve-*-u2000.json results/published/*.json --figure cost.svg --x width
 
 One row per configuration: means over its seeds, and scores with 95 % intervals over seeds and sentences. --baseline
 compares every other row with the row of that run, paired by seed; a star marks differences whose interval excludes

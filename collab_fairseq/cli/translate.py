@@ -67,8 +67,6 @@ def _open(file: Optional[str]) -> Any:
         return contextlib.nullcontext(sys.stdin.buffer)
     if os.path.isdir(file):
         raise options.UserError(f"FILE must be a file; got the folder {file}: DIR comes first, then FILE")
-    if not os.path.isfile(file):
-        raise options.UserError(f"there is no file {file}")
     return open(file, "rb")
 
 

@@ -24,19 +24,25 @@ PACKAGES = (
 )
 
 
-def circumstances(folder: str, *, device: str, threads: Optional[int] = None) -> Dict[str, Any]:
+def circumstances(folder: str, *, device: Any, threads: Optional[int] = None) -> Dict[str, Any]:
     """The fields `created`, `versions`, `commit` and `hardware` of records.
 
     Args:
         folder: of the code, for its commit.
-        device: "cpu" or "gpu".
-        threads: number of CPU threads.
+        device: of torch.
+        threads: number of CPU threads (default: torch's number).
     """
+    import torch
+
     return {
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version(), **{package: version(package) for package in PACKAGES}},
         "commit": commit(folder),
-        "hardware": {**hardware(), "threads": threads, "device": device},
+        "hardware": {
+            **hardware(),
+            "threads": threads or torch.get_num_threads(),
+            "device": "cpu" if str(device) == "cpu" else "gpu",
+        },
     }
 
 
@@ -64,11 +70,19 @@ def _git(folder: str, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def hardware() -> Dict[str, Any]:
-    """CPU, cores, memory in bytes, and the GPUs that torch sees."""
+def usable_gpus() -> int:
+    """The number of GPUs that torch can use."""
     import torch
 
-    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    # device_count also counts GPUs whose driver is too old for torch
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def hardware() -> Dict[str, Any]:
+    """CPU, cores, memory in bytes, and the GPUs that torch can use."""
+    import torch
+
+    gpus = [torch.cuda.get_device_properties(index) for index in range(usable_gpus())]
     return {
         "cpu": processor.name(),
         "cores": os.cpu_count(),

@@ -6,12 +6,12 @@ minus that of standard heads at the full key dimension (the width of the model),
 
 import itertools
 import math
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from collab_fairseq.records.columns import METRICS
 from collab_fairseq.records.drawing import COLOURS, SMALL, drawing, look, points
 from collab_fairseq.records.files import PathLike
-from collab_fairseq.records.rows import TrainingRecord, is_collaborative, key_dim, lookup
+from collab_fairseq.records.rows import TrainingRecord, frame, heads, is_collaborative, lookup
 from collab_fairseq.records.scores import ALL, evaluation, score, test_sets
 from collab_fairseq.scoring.significance import Interval, over_seeds
 from fairseq_modern.errors import UserError
@@ -34,15 +34,28 @@ class _Panel(NamedTuple):
     missing: str  # label of missing runs
 
 
-def rows(runs: Iterable[TrainingRecord]) -> Dict[Row, Dict[Optional[int], TrainingRecord]]:
-    """Row → seed → run; raises UserError if two runs have the same row and seed."""
+def rows(runs: Sequence[TrainingRecord]) -> Dict[Row, Dict[Optional[int], TrainingRecord]]:
+    """Row → seed → run.
+
+    Raises:
+        UserError: a run whose layers have different key dimensions, or runs of one row that have the same seed or
+            different settings.
+    """
     by_row: Dict[Row, Dict[Optional[int], TrainingRecord]] = {}
-    for run in runs:
-        row = (ATTENTION_TYPES[is_collaborative(run)], key_dim(run["config"]["model"], "encoder"))
-        seeds = by_row.setdefault(row, {})
-        if run["seed"] in seeds:
-            raise UserError(f"a row must have one run per seed; {run['name']} is the second of seed {run['seed']}")
-        seeds[run["seed"]] = run
+    if not runs:
+        return by_row
+    for _, group in frame(runs, ("heads", "key_dim")).groupby("row", sort=False):
+        run, key_dim = group["run"].iloc[0], group["key_dim"].iloc[0]
+        if not isinstance(key_dim, int):
+            raise UserError(f"{run['name']} must have the same key dimension in all layers; got {key_dim}")
+        row = (ATTENTION_TYPES[is_collaborative(run)], key_dim)
+        if row in by_row:
+            other = next(iter(by_row[row].values()))
+            raise UserError(
+                f"{row[0]} heads with key dimension {key_dim} must have the same settings; got {heads(other)} "
+                f"({other['name']}) and {heads(run)} ({run['name']})"
+            )
+        by_row[row] = dict(zip(group["seed"], group["run"], strict=True))
     return by_row
 
 
@@ -60,14 +73,11 @@ def costs(runs: Sequence[TrainingRecord]) -> Dict[Row, Interval]:
     Rows are compared by the seeds that both have.
 
     Raises:
-        UserError: no runs of standard heads at the full key dimension, two runs of one row and seed, a run without
-            losses, or different data.
+        UserError: no runs of standard heads at the full key dimension, runs that `rows` rejects, a run without losses,
+            or different data.
     """
-    width = _width(runs)
     by_row = rows(runs)
-    full = by_row.get((ATTENTION_TYPES[0], width))
-    if not full:
-        raise UserError(f"runs of standard heads at the full key dimension, {width}, are needed as the baseline")
+    full = _baseline(by_row, _width(runs))
     result: Dict[Row, Interval] = {}
     for row, by_seed in by_row.items():
         seeds = [seed for seed in by_seed if seed in full]
@@ -152,6 +162,14 @@ def _draw_panel(axis: Any, panel: _Panel) -> None:
     axis.set(xlabel=f"key dimension (share of the width {panel.width})", ylabel=panel.label, title=panel.title)
 
 
+def _baseline(by_row: Mapping[Row, Any], width: int) -> Any:
+    """The value of standard heads at the full key dimension."""
+    row = (ATTENTION_TYPES[0], width)
+    if row not in by_row:
+        raise UserError(f"runs of standard heads at the full key dimension, {width}, are needed as the baseline")
+    return by_row[row]
+
+
 def _width(runs: Sequence[TrainingRecord]) -> int:
     return int(runs[0]["config"]["model"]["encoder_embed_dim"])
 
@@ -175,5 +193,6 @@ def _published(runs: Sequence[TrainingRecord]) -> Dict[Row, Interval]:
     metric = METRICS["compound_split"]
     (test,) = test_sets(runs, metric)
     bleu = {row: score(run, test, metric) for row, by_seed in rows(runs).items() for run in by_seed.values()}
-    full = bleu[ATTENTION_TYPES[0], _width(runs)] or 0.0
-    return {row: Interval(value - full, math.nan, math.nan) for row, value in bleu.items() if value is not None}
+    reported = {row: value for row, value in bleu.items() if value is not None}
+    full = _baseline(reported, _width(runs))
+    return {row: Interval(value - full, math.nan, math.nan) for row, value in reported.items()}

@@ -42,7 +42,8 @@ class Record:
     Args:
         kind, name, command, settings: see the module's docstring.
         path: of the JSON file; None: the record is not saved.
-        device, threads: used for the computation.
+        device: of torch, used for the computation.
+        threads: used for the computation (default: torch's number).
         repository: folder whose commit is recorded (default: that of this package, if it is a checkout).
         fixed: further fields that must be equal to continue a record, such as ``hardware`` if times are compared.
 
@@ -62,7 +63,7 @@ class Record:
         settings: Dict[str, Any],
         path: Optional[PathLike] = None,
         *,
-        device: str = "cpu",
+        device: Any = "cpu",
         threads: Optional[int] = None,
         repository: Optional[PathLike] = None,
         fixed: Sequence[str] = (),

@@ -227,7 +227,9 @@ def _check_row(row: Any) -> None:
     different = [name for name in settings if settings[name].nunique(dropna=False) > 1]
     if different:
         some = ", ".join(different[:4])
-        raise UserError(f"{names}, but differ in {some}: group by it as well (--group-by ...,{different[0]})")
+        raise UserError(
+            f"{names}, but differ in {some}: omit some runs, or group by it as well (--group-by ...,{different[0]})"
+        )
     if row["seed"].duplicated().any():
         seed = row["seed"][row["seed"].duplicated()].iloc[0]
         raise UserError(

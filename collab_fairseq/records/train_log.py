@@ -37,24 +37,22 @@ def read_train_log(path: PathLike, starts: Sequence[int] = ()) -> Dict[str, Any]
     starts = sorted(starts) or [0]
     part_seconds = [0.0] * len(starts)
     position = 0
-    entries = []
     with open(path, "rb") as stream:
         for line in stream:
             part = bisect.bisect_right(starts, position) - 1
-            entries.append((part, _numbers(line.decode("utf-8", "replace"))))
             position += len(line)
-    for part, entry in entries:
-        for prefix in (match.group(1) for match in map(_UPDATES.fullmatch, entry) if match):
-            values = {column: entry[prefix + column] for column in _COLUMNS if prefix + column in entry}
-            updates = entry[f"{prefix}num_updates"]
-            points.setdefault(prefix.rstrip("_") or "train", {})[updates] = {"updates": int(updates), **values}
-        # at the end of an epoch `train_wall` is the wall clock; in other lines it is the time spent in updates
-        prefix = "train_" if "train_num_updates" in entry else ""
-        if entry.get(f"{prefix}wps"):
-            speeds[prefix].append(entry[f"{prefix}wps"])
-        if f"{prefix}gb_free" in entry:
-            free.append(entry[f"{prefix}gb_free"])
-        part_seconds[part] = entry.get(f"{prefix}wall", part_seconds[part])
+            entry = _numbers(line.decode("utf-8", "replace"))
+            for prefix in (match.group(1) for match in map(_UPDATES.fullmatch, entry) if match):
+                values = {column: entry[prefix + column] for column in _COLUMNS if prefix + column in entry}
+                updates = entry[f"{prefix}num_updates"]
+                points.setdefault(prefix.rstrip("_") or "train", {})[updates] = {"updates": int(updates), **values}
+            # at the end of an epoch `train_wall` is the wall clock; in other lines it is the time spent in updates
+            prefix = "train_" if "train_num_updates" in entry else ""
+            if entry.get(f"{prefix}wps"):
+                speeds[prefix].append(entry[f"{prefix}wps"])
+            if f"{prefix}gb_free" in entry:
+                free.append(entry[f"{prefix}gb_free"])
+            part_seconds[part] = entry.get(f"{prefix}wall", part_seconds[part])
     return {
         "curves": {name: [curve[updates] for updates in sorted(curve)] for name, curve in points.items()},
         "words_per_second": statistics.median(speeds[""] or speeds["train_"] or [0.0]) or None,

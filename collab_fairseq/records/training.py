@@ -84,15 +84,17 @@ def make_record(
         command: repeats the run.
         checkpoint: loaded checkpoint whose translations were scored.
         train_log: output of `fairseq-train --log-format json`.
-        usage: JSON lines of the runner: {log_from} at the start of a part, then its measurements.
+        usage: JSON lines of the runner: {log_from, hardware} at the start of a part, then its measurements.
         data_checksums: output of sha256sum for the prepared corpus.
         scores: test set → output of `collab score --json`.
         losses: validation or test set → its entry in the part `losses`.
-        seed, threads: of the training run.
+        seed: of the training run.
+        threads: recorded, with the hardware of this machine, if the last part in `usage` has no hardware.
         repository: checkout whose commit is recorded (default: that of this package).
         files: setting → name and SHA-256 of the file that it names.
     """
     measured = read_usage(usage) or [{"log_from": 0}]
+    machines = [part.pop("hardware", {}) for part in measured]
     log = read_train_log(train_log, [part.pop("log_from") for part in measured])
     unknown = {"wall_seconds": None, "peak_memory_bytes": None, "exit_status": None}
     parts = [
@@ -110,7 +112,9 @@ def make_record(
         settings["files"] = files
     free = log["gb_free"]
     device = "cpu" if free is None else "gpu"
-    record = Record("training", name, command, settings, device=device, threads=threads, repository=repository)
+    record = Record("training", name, command, settings, device=device, repository=repository)
+    # the results may be recorded on another machine
+    record.content["hardware"].update({"threads": threads, **machines[-1]})
     gpus = record.content["hardware"]["gpus"]
     record.parts["parameters"] = num_parameters(checkpoint)
     record.parts["training"] = {

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+import warnings
 from importlib import metadata
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ import torch
 
 from collab_fairseq import doctor
 from collab_fairseq.cli.main import main
+from collab_fairseq.records import environment
 
 
 @pytest.fixture
@@ -72,15 +74,43 @@ def test_gpu_is_tested_and_its_precision_reported(name, capability, error, statu
     assert bool(finding.advice) == bool(error)
 
 
+@pytest.mark.parametrize("usable", [True, False])
+def test_gpus_whose_driver_torch_cannot_use_are_reported_only(usable, monkeypatch, capsys):
+    """Not recorded and not used; torch.cuda.device_count counts them nevertheless."""
+
+    def is_available():
+        if not usable:
+            warnings.warn("the driver is too old", stacklevel=2)
+        return usable
+
+    def properties(*arguments):
+        if not usable:
+            raise RuntimeError("the driver is too old")
+        return SimpleNamespace(name="A100", total_memory=2**30)
+
+    monkeypatch.setattr(torch.cuda, "is_available", is_available)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    monkeypatch.setattr(doctor, "gpu", lambda *arguments: doctor.Finding("GPU 0", "ok", properties().name))
+    _, finding = doctor.torch_and_gpus()
+    assert ("the driver is too old" in finding.text, "A100" in finding.text) == (not usable, usable)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert environment.hardware()["gpus"] == [{"name": "A100", "memory_bytes": 2**30}] * usable
+        assert main(["bench", "layer", "--device", f"cuda:{int(usable)}"]) == 1
+    number = 1 if usable else "none"
+    assert f"needs a GPU that torch can use; torch finds {number}\n" in capsys.readouterr().err
+
+
 def test_packages_and_fairseq_have_the_required_versions(monkeypatch):
     requirements = ["torch>=2.6", "numpy>=1.26", "regex", 'pytest; extra == "test"']
     versions = {"torch": "2.5.1", "numpy": "2.4.6", "fairseq": "0.12.3"}
     monkeypatch.setattr(metadata, "requires", lambda name: requirements)
-    monkeypatch.setattr(doctor, "installed", lambda name: versions.get(name, ""))
+    monkeypatch.setattr(environment, "version", versions.get)
     packages = doctor.packages()
     assert packages[1:] == ("fail", "torch 2.5.1, regex is not installed", 'pip install "torch>=2.6" "regex"')
     assert doctor.fairseq().status == "warn"
-    versions.update(torch="2.6.0", regex="2026.1", fairseq="")
+    versions.update(torch="2.6.0", regex="2026.1", fairseq=None)
     assert doctor.packages().text == "all 3 packages required by setup.py"
     assert doctor.fairseq().status == "fail"
     versions["fairseq"] = doctor.FAIRSEQ

@@ -2,8 +2,6 @@
 
 import ast
 import graphlib
-import subprocess
-import sys
 from pathlib import Path
 from typing import Dict, Iterator, Set
 
@@ -17,8 +15,8 @@ FOR_ALL = {"attention", "checkpoints", "scoring"}
 #: any other package → the packages that it may import besides itself and those above; only earlier entries, so that
 #: there are no cycles. The command line may import all
 MAY_IMPORT: Dict[str, Set[str]] = {
-    "doctor": set(),
     "records": set(),
+    "doctor": {"records"},
     "modules": set(),
     "training": {"modules"},
     "search": {"modules"},
@@ -100,9 +98,3 @@ def test_packages_import_only_allowed_packages(path):
 @pytest.mark.parametrize("path", files("fairseq_modern"), ids=lambda p: str(p.relative_to(ROOT)))
 def test_fairseq_modern_does_not_mention_this_project(path):
     assert "collab" not in path.read_text(encoding="utf-8")
-
-
-def test_layers_do_not_import_fairseq():
-    code = "import sys; import collab_fairseq.attention; print('\\n'.join(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert not {"fairseq", "hydra", "omegaconf"} & set(done.stdout.split())

@@ -70,7 +70,9 @@ def test_training_record_is_complete_and_valid_json(tmp_path, train_log):
         "extra_state": {"averaged_from": [{"file": "a.pt", "sha256": "0" * 64, "num_updates": 20}]},
     }
     second = LOG.encode().index(b"00:03")  # the first part was killed; the third has half a line
-    usage = [{"log_from": 0}, {"log_from": second}, {"wall_seconds": 30.5, "peak_memory_bytes": 100, "exit_status": 0}]
+    trained_on = {"cpu": "other", "cores": 3, "memory_bytes": 5, "gpus": [], "threads": 2}
+    usage = [{"log_from": 0}, {"log_from": second, "hardware": trained_on}]
+    usage += [{"wall_seconds": 30.5, "peak_memory_bytes": 100, "exit_status": 0}]
     write_text("\n".join([*map(json.dumps, usage), '{"log_fr']), tmp_path / "usage")
     write_text("a" * 64 + "  data-bin/train.bin\n" + "b" * 64 + " *raw/test.de\n", tmp_path / "sums")
     write_json({"scores": [{"metric": "sacreBLEU", "score": 38.7, "of": "/home/me/x"}]}, tmp_path / "scores.json")
@@ -92,7 +94,11 @@ def test_training_record_is_complete_and_valid_json(tmp_path, train_log):
     assert settings["data"] == {"data-bin/train.bin": "a" * 64, "raw/test.de": "b" * 64}
     assert record["versions"]["python"] == sys.version.split()[0]
     assert torch.__version__.startswith(record["versions"]["torch"] or "?")  # which may include the build: 2.6.0+cu124
-    assert record["hardware"]["device"] == "cpu"
+    assert record["hardware"] == {**trained_on, "device": "cpu"}  # that of the last part
+    assert "hardware" not in training["parts"][1]
+    write_text(json.dumps({"log_from": 0}), tmp_path / "usage")  # by an earlier version
+    earlier = make_record("tiny", "run.sh", threads=4, checkpoint=checkpoint, losses={}, scores=scores, **files)
+    assert earlier["hardware"] == {**environment.hardware(), "threads": 4, "device": "cpu"}
     assert parts["scores"]["test"]["scores"] == [{"metric": "sacreBLEU", "score": 38.7, "of": ".../x"}]
     assert json.loads(json.dumps(record, allow_nan=False)) == record
 
@@ -146,3 +152,9 @@ def test_committed_records_have_command_and_existing_commit():
 def test_shortens_absolute_paths_in_command_and_settings(before, after):
     content = Record("heads", "x", before, {"paths": ({before: before}, 1.5, None)}).content
     assert (content["command"], content["settings"]) == (after, {"paths": [{after: after}, 1.5, None]})
+
+
+@pytest.mark.parametrize(("device", "name"), [("cpu", "cpu"), (torch.device("cuda", 1), "gpu"), ("cuda:1", "gpu")])
+def test_hardware_has_device_and_threads_of_torch(device, name):
+    hardware = Record("heads", "x", "y", {}, device=device).content["hardware"]
+    assert (hardware["device"], hardware["threads"]) == (name, torch.get_num_threads())
