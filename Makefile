@@ -2,8 +2,9 @@
 # make test    setup, then linters, type checks and all tests that are not slow
 # make test-all   the same with slow tests
 # make demo    setup, then a comparison of three small models on a synthetic corpus; SEED=2 for other data and weights
-# make tables  every table of the pages, from the records; CHECK=--check only reports whether they are up to date
-# make figures    every figure in results/
+# make tables  the tables between markers (<!-- NAME -->) on the pages, from the records; CHECK=--check only reports
+#              whether they are up to date
+# make figures    the figures in results/, from the records
 # make clean   remove the environment and caches
 
 PYTHON ?= python3
@@ -100,6 +101,10 @@ tables:
 	    --group-by config.common.amp --columns config.common.amp,seeds,valid_loss,sacrebleu
 	$(TABLE) $(RUNS)/toy-*.json --output recipes/demo/README.md --marker demo --baseline toy-none-dk16-s1-u1500 \
 	    --columns heads,key_dim,updates,seeds,parameters,valid_loss,sacrebleu
+	@$(COLLAB:collab=python) recipes/reparam/report.py results/reparam/*.json --output recipes/reparam/README.md \
+	    --marker study $(CHECK)
+	@$(COLLAB:collab=python) recipes/lookup/lookup.py results/lookup.json --output recipes/lookup/README.md \
+	    --marker lookup $(CHECK)
 	$(TABLE) $(PUBLISHED) --output recipes/wmt14_en_de/README.md --marker published \
 	    --columns heads,key_dim,parameters,compound_split,wall_time --group-by key_dim,heads
 	@$(COLLAB) bench table results/bench/layer.json results/bench/decode.json results/bench/train.json $(CHECK) \

@@ -1,8 +1,9 @@
-"""Download, verify and extract archives."""
+"""Download, verify, extract and compress archives."""
 
 import bz2
 import gzip
 import hashlib
+import io
 import lzma
 import shutil
 import subprocess
@@ -38,14 +39,19 @@ class Archive(NamedTuple):
 
 
 def download(url: str, file: Path) -> bool:
-    """Download a file or continue its download; returns whether it is complete."""
-    fetch = ["curl", "--fail", "--location", "--silent", "--show-error", "--retry", "3", "--output", str(file), url]
-    status = subprocess.run([*fetch, "--continue-at", "-"], check=False).returncode
-    if status in (22, 33, 36) and file.is_file() and file.stat().st_size:
-        # the server cannot continue, for example because the file is already complete
+    """Download a file or continue its download; returns whether it is complete.
+
+    After an error, the partial file remains and can be continued.
+    """
+    fetch = ["curl", "--fail", "--location", "--silent", "--show-error", "--retry", "3"]
+    fetch += ["--write-out", "%{http_code}", "--output", str(file), url]
+    done = subprocess.run([*fetch, "--continue-at", "-"], stdout=subprocess.PIPE, text=True, check=False)
+    # exit status 22: an HTTP error; 416: the range is not in the file, for example because the file is complete
+    cannot_continue = done.returncode in (33, 36) or (done.returncode == 22 and done.stdout == "416")
+    if cannot_continue and file.is_file() and file.stat().st_size:
         file.unlink()
-        status = subprocess.run(fetch, check=False).returncode
-    return status == 0
+        done = subprocess.run(fetch, stdout=subprocess.PIPE, text=True, check=False)
+    return done.returncode == 0
 
 
 def fetch(archive: Archive, url: str, folder: Path, say: Callable[[str], None]) -> Path:
@@ -111,6 +117,17 @@ class _Limited:
                 f"{self._path} must unpack to at most {self._limit:,} bytes; got more; if it is the right "
                 "archive, give a larger --unpacked-limit (in GiB)"
             )
+
+
+def gzipped(data: bytes) -> bytes:
+    """Compress data; equal data give equal bytes on every version of Python with the same zlib.
+
+    The header that `gzip.compress` writes depends on the version of Python.
+    """
+    compressed = io.BytesIO()
+    with gzip.GzipFile("", "wb", mtime=0, fileobj=compressed) as file:
+        file.write(data)
+    return compressed.getvalue()
 
 
 def extract(name: str, path: Path, wanted: List[str], folder: Path, limit: Optional[int] = None) -> Path:

@@ -27,7 +27,7 @@ class DataSet:
     #: option that names a local copy of the corpus, and its help
     option: str = ""
     option_help: str = ""
-    #: option → environment variable with its default
+    #: option → environment variable that replaces its default
     variables: Dict[str, str] = field(default_factory=dict)
     #: where the archives can be downloaded, if the manifest has no URLs
     url: str = ""
@@ -45,6 +45,10 @@ class DataSet:
     #: files of OUTPUT, for --help
     holds: str = ""
 
+    def from_environment(self, option: str) -> str:
+        """The value of the environment variable of an option (without --), or an empty string."""
+        return os.environ.get(self.variables.get(option, ""), "")
+
 
 def program_of(name: str) -> Any:
     """The module SET.py.
@@ -58,10 +62,6 @@ def program_of(name: str) -> Any:
 
 def parser_of(name: str, data_set: DataSet) -> argparse.ArgumentParser:
     """The parser of SET.sh."""
-
-    def default(option: str, otherwise: str = "") -> str:
-        return os.environ.get(data_set.variables.get(option, ""), "") or otherwise
-
     epilog = f"""OUTPUT then contains data-bin/ for fairseq, {data_set.holds}
 prepared.txt (the origin of the data) and SHA256SUMS of all files. It is written atomically. A second run only verifies
 it."""
@@ -76,13 +76,12 @@ it."""
     if data_set.kind == "program":
         program_of(name).add_options(parser)
     else:
-        local_copy = default(data_set.option.lstrip("-"))
-        add(data_set.option, dest="local_copy", default=local_copy, metavar="PATH", help=data_set.option_help)
+        add(data_set.option, dest="local_copy", metavar="PATH", help=data_set.option_help)
         text = "download URL/<archive> instead, from a mirror; an interrupted download is continued"
         add("--url", default="", help=text)
         text = "largest unpacked size of each archive, in GiB (default: 20 times its size, at least 1 GiB)"
         add("--unpacked-limit", type=positive, metavar="N", help=text)
-        manifest = default("manifest", f"{HERE}/{name}.tsv")
+        manifest = data_set.from_environment("manifest") or f"{HERE}/{name}.tsv"
         text = f"expected archives and texts with checksums and line counts (default: data_prep/{name}.tsv)"
         add("--manifest", type=Path, default=manifest, metavar="FILE", help=text)
     if data_set.vocab_size:
@@ -93,7 +92,7 @@ it."""
         add("--spm", type=Path, metavar="FILE", help=text)
         text = "joint dictionary of that translation model (dict.*.txt of its data)"
         add("--dict", type=Path, metavar="FILE", help=text)
-    output = default("output", f"{HERE.parent}/data/{name}")
+    output = data_set.from_environment("output") or f"{HERE.parent}/data/{name}"
     text = f"output folder (default: data/{name} of the repository)"
     add("--output", type=Path, default=output, metavar="DIR", help=text)
     text = f"processes of fairseq-preprocess (default: {data_set.workers or 'the number of cores'})"

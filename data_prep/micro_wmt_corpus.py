@@ -12,18 +12,18 @@ held-out set: Tatoeba's test set v2021-08-07, newstest2013 or newstest2014. micr
 pairs for validation and test by their checksums. Every text must have the SHA-256 in micro_wmt.texts.tsv; otherwise
 nothing is written.
 
-DIR then contains the gzipped texts and manifest.tsv, for `micro_wmt.sh --source DIR --manifest DIR/manifest.tsv`.
+DIR then contains the gzipped texts, for `micro_wmt.sh --source DIR`, and manifest.tsv. A Python with zlib-ng compresses
+differently: add `--manifest DIR/manifest.tsv`.
 """
 
 import argparse
-import gzip
 import hashlib
 import sys
 import zipfile
 from pathlib import Path
 from typing import Dict, Iterable, Iterator, List, Tuple
 
-from archives import CorpusError
+from archives import CorpusError, gzipped
 
 from collab_fairseq.cli.main import guarded
 from fairseq_modern.files import new_folder
@@ -102,7 +102,7 @@ def write(texts: Dict[str, List[Pair]], checksums: Path, folder: Path) -> None:
         if sha256(text) != expected:
             got = f"{len(texts[base])} lines, {sha256(text)}"
             raise CorpusError(f"{name} must have {lines} lines and the checksum {expected}; got {got}")
-        compressed = gzip.compress(text.encode("utf-8"), mtime=0)
+        compressed = gzipped(text.encode("utf-8"))
         (folder / f"{name}.gz").write_bytes(compressed)
         manifest += f"{name}.gz\t{hashlib.sha256(compressed).hexdigest()}\t{lines}\t{split}\n"
     (folder / "manifest.tsv").write_text(manifest, encoding="utf-8")

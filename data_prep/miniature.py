@@ -10,7 +10,6 @@ equal files. DIR is written atomically.
 """
 
 import argparse
-import gzip
 import hashlib
 import io
 import re
@@ -20,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Dict, List, Sequence
 
 import toy
-from archives import Archive
+from archives import Archive, gzipped
 from toy import write_lines
 from unpack import Member, read_manifest
 
@@ -75,7 +74,7 @@ def archive_bytes(contents: Dict[str, List[str]]) -> bytes:
             entry = tarfile.TarInfo(path)
             entry.size = len(data)
             archive.addfile(entry, io.BytesIO(data))
-    return gzip.compress(packed.getvalue(), mtime=0)
+    return gzipped(packed.getvalue())
 
 
 def write(name: str, parts: toy.Parts, folder: Path) -> None:

@@ -102,9 +102,7 @@ def clean(
         outputs = {"kept": open_sides(kept, "w")}
         if every:
             outputs["held out"] = open_sides(held_out, "w")
-        for number, pair in enumerate(itertools.zip_longest(*texts), start=1):
-            if None in pair:
-                raise ValueError(f"{texts[pair.index(None)].name} ends before line {number} of the other side")
+        for number, pair in enumerate(zip(*texts, strict=True), start=1):
             shorter, longer = sorted(len(line.split()) for line in pair)
             if shorter < 1 or longer > longest or longer > ratio * shorter:
                 left_out += 1

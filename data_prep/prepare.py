@@ -45,6 +45,8 @@ class Preparation:
     def gzipped_header(self) -> List[str]:
         """The pieces and the dictionary, and the rows of the manifest as they are."""
         args = self.args
+        if args.spm and args.vocab_size != self.set.vocab_size:
+            raise CorpusError("--vocab-size and --spm exclude each other: the SentencePiece model has its vocabulary")
         if args.dict and not args.spm:
             raise CorpusError("--dict needs the SentencePiece model that goes with it (--spm)")
         for file in (args.spm, args.dict):
@@ -69,7 +71,7 @@ class Preparation:
         args = self.args
         if args.local_copy:
             return args.local_copy if is_only_one else args.local_copy / archive.name
-        mirror = args.url or os.environ.get(self.set.variables.get("url", "")) or self.set.url
+        mirror = args.url or self.set.url
         url = f"{mirror.rstrip('/')}/{archive.name}" if mirror else archive.url
         if not url:
             raise CorpusError(f"this corpus has no download; name a local copy with {self.set.option} (see --help)")
@@ -205,6 +207,8 @@ def prepare(name: str, data_set: DataSet, args: argparse.Namespace) -> None:
     try:
         if data_set.kind != "program" and args.local_copy and args.url:
             raise CorpusError(f"{data_set.option} and --url exclude each other")
+        if data_set.kind != "program" and not args.url:
+            args.local_copy = args.local_copy or data_set.from_environment(data_set.option.lstrip("-"))
         for option in ("local_copy", "spm", "dict", "output"):  # steps run in other folders
             path = getattr(args, option, None)
             if path:

@@ -11,7 +11,8 @@ Members of the same text are concatenated in the order of the manifest. Of `.sgm
 `<seg>` elements is used, as in sacreBLEU; of `train.tags.*` members, untagged lines, titles and descriptions. The
 recipes compare the lengths of references with those of the test set that they score.
 
-prepared.txt repeats the manifest with the checksums of all archives. It is itself a manifest, for other copies.
+prepared.txt repeats the manifest with the checksums of all archives that were verified; those of unpacked archives are
+unknown. It is itself a manifest, for other copies.
 """
 
 import re
@@ -86,14 +87,14 @@ def _leads_to_another_folder(row: Row) -> bool:
 
 
 def same_corpus(rows: List[Row], recorded: List[Row]) -> bool:
-    """Whether recorded rows are those of a manifest; URLs, and checksums unknown to it, may differ."""
+    """Whether recorded rows are those of a manifest; URLs, and checksums unknown to either, may differ."""
     if len(rows) != len(recorded):
         return False
     for row, other in zip(rows, recorded, strict=True):
         if isinstance(row, Archive) and isinstance(other, Archive):
             other = other._replace(url=row.url)
-            if row.checksum == "-":
-                other = other._replace(checksum="-")
+            if "-" in (row.checksum, other.checksum):
+                other = other._replace(checksum=row.checksum)
         if row != other:
             return False
     return True
@@ -109,15 +110,16 @@ def unpack(rows: List[Row], target: Path, sources: Dict[str, Path], limit: Optio
         limit: bytes that each archive may unpack to (default: see MOST_TIMES).
 
     Returns:
-        The rows with the checksums of all archives.
+        The rows with the checksums of all archives; `-` for folders, which have none.
 
     Raises:
         CorpusError: an archive or an unpacked text differs from the manifest or exceeds the limit.
     """
     verified: List[Row] = []
     for row in rows:
-        if isinstance(row, Archive) and not sources[row.name].is_dir():
-            row = row._replace(checksum=verify(row, sources[row.name]))
+        if isinstance(row, Archive):
+            source = sources[row.name]
+            row = row._replace(checksum="-" if source.is_dir() else verify(row, source))
         verified.append(row)
     members = [row for row in rows if isinstance(row, Member)]
     lines_of_texts: Counter[str] = Counter()

@@ -9,9 +9,8 @@ heads.
 """
 
 import argparse
-import statistics
 import sys
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import Dict, Sequence, Tuple
 
 from scipy import stats
 
@@ -19,20 +18,12 @@ from collab_fairseq.cli.main import guarded
 from collab_fairseq.cli.options import parse_script_with_page, publish
 from collab_fairseq.records import key_dim_study, pages
 from collab_fairseq.records.rows import load_run, lookup
+from collab_fairseq.scoring.significance import Interval, interval
 from fairseq_modern.errors import UserError
 
 FULL = 256
 #: contrast → weights of F, S and C
 CONTRASTS = {"S − F": (-1, 1, 0), "C − ¾F − ¼S": (-0.75, -0.25, 1), "C − ¼F − ¾S": (-0.25, -0.75, 1)}
-
-
-class Contrast(NamedTuple):
-    """Mean over the seeds, two-sided 90 % t-interval, and p-value of the one-sided t-test for a mean below 0."""
-
-    mean: float
-    low: float
-    high: float
-    p: float
 
 
 def rows(runs: Sequence[Dict], key_dim: int) -> Dict[int, Tuple[float, float, float]]:
@@ -65,14 +56,7 @@ def equivalent_key_dims(runs: Sequence[Dict]) -> str:
     )
 
 
-def contrast(values: List[float]) -> Contrast:
-    """Mean, interval and test of one number per seed."""
-    test = stats.ttest_1samp(values, 0.0, alternative="less")
-    low, high = stats.ttest_1samp(values, 0.0).confidence_interval(0.9)
-    return Contrast(statistics.mean(values), float(low), float(high), float(test.pvalue))
-
-
-def outcome(cost: Contrast, quarter: Contrast, three_quarters: Contrast) -> str:
+def outcome(cost: Interval, quarter: Interval, three_quarters: Interval) -> str:
     """The outcome that follows from the intervals of S − F, C − ¾F − ¼S and C − ¼F − ¾S."""
     if cost.low <= 0:
         return "cannot tell: standard heads do not measurably lose at this key dimension"
@@ -94,9 +78,12 @@ def report(runs: Sequence[Dict], key_dim: int) -> str:
     tests = [["contrast", "mean", "90 % interval", "p (below 0)"]]
     contrasts = []
     for name, weights in CONTRASTS.items():
-        c = contrast([sum(a * b for a, b in zip(weights, values, strict=True)) for values in by_seed.values()])
-        contrasts.append(c)
-        tests.append([name, f"{c.mean:+.4f}", f"[{c.low:+.4f}, {c.high:+.4f}]", f"{c.p:.2g}"])
+        sums = [sum(a * b for a, b in zip(weights, values, strict=True)) for values in by_seed.values()]
+        contrast = interval(sums, level=0.9)
+        contrasts.append(contrast)
+        p = stats.ttest_1samp(sums, 0.0, alternative="less").pvalue
+        limits = f"[{contrast.low:+.4f}, {contrast.high:+.4f}]"
+        tests.append([name, f"{contrast.mean:+.4f}", limits, f"{p:.2g}"])
     paragraphs = [
         pages.table(losses, numbers=True),
         pages.table(tests, numbers=True),

@@ -9,7 +9,7 @@ from typing import List
 
 from runner import settings
 from runner.cli import show_messages
-from runner.options import Parser, absolute, positive
+from runner.options import Parser, positive
 from runner.process import run_logged
 from runner.progress import progress_shown
 from runner.settings import PYTHON, ROOT, RecipeError
@@ -18,58 +18,53 @@ from runner.sweep import parse_run, run_name
 
 from fairseq_modern import processor
 
+sys.path.insert(0, str(ROOT / "data_prep"))
+import prepare
+import toy
+
 ABOUT = """Generate an English-German corpus from a grammar (data_prep/toy_grammar.py) and train three small
 transformers on it in parallel: standard heads at the full key dimension, standard and collaborative heads at a quarter
 of it. (With fewer than three threads in OMP_NUM_THREADS, fewer are trained at a time.) Average, translate, score, and
 show the results in a table, a figure and a few translations. The same command continues an interrupted demo and skips
-finished steps."""
+finished steps. The random seed of the corpus is also that of training."""
 ENDING = "OUTPUT: data/, one folder per model as in recipes/toy, summary.md, validation.svg."
-CORPUS = {
-    "train": (12000, "sentence pairs of the training set"),
-    "valid": (500, "sentence pairs of the validation set"),
-    "test": (500, "sentence pairs of the test set"),
-    "vocab_size": (1500, "SentencePiece vocabulary size, both languages together"),
-}
 
 
-def parse(toy: settings.DictConfig) -> argparse.Namespace:
+def parse(recipe: settings.DictConfig) -> argparse.Namespace:
     parser = Parser("recipes/demo/run.sh", description=ABOUT, epilog=ENDING)
+    toy.add_options(parser)
     numbers = {
-        "seed": (1, "random seed of the corpus and of training"),
-        "updates": (toy.optimization.max_update, "length of each training run"),
-        "warmup": (toy.lr_scheduler.warmup_updates, "warm-up updates of the learning rate"),
-        "average": (toy.recipe.average, "average the last N checkpoints"),
-        **CORPUS,
+        "vocab-size": (prepare.load("toy").vocab_size, "SentencePiece pieces, shared by both languages"),
+        "updates": (recipe.optimization.max_update, "length of each training run"),
+        "warmup": (recipe.lr_scheduler.warmup_updates, "warm-up updates of the learning rate"),
+        "average": (recipe.recipe.average, "average the last N checkpoints"),
     }
     for name, (default, text) in numbers.items():
         text += " (default: %(default)s)"
-        parser.add_argument(flag(name), metavar="N", type=positive, default=default, help=text)
-    parser.add_argument("--output", metavar="DIR", type=absolute, help="(default: runs/demo/seed<N>)")
+        parser.add_argument(f"--{name}", metavar="N", type=positive, default=default, help=text)
+    parser.add_argument("--output", metavar="DIR", type=os.path.abspath, help="(default: runs/demo/seed<N>)")
     text = "auto, gpu or cpu (default: auto: one GPU if available)"
     parser.add_argument("--device", metavar="NAME", default="auto", help=text)
     return parser.parse_args()
 
 
-def flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
 def main() -> int:
-    toy = settings.load("toy")
-    args = parse(toy)
+    recipe = settings.load("toy")
+    args = parse(recipe)
     show_messages("demo")
     output = Path(args.output or ROOT / "runs" / "demo" / f"seed{args.seed}")
     data = output / "data"
     make_corpus(args, data)
-    folders = [output / run_name(*parse_run(run), args.seed, args.updates) for run in toy.recipe.runs]
+    folders = [output / run_name(*parse_run(run), args.seed, args.updates) for run in recipe.recipe.runs]
     train(args, data, folders)
     summarise(output, data / "raw", ("en", "de"), folders)
     return 0
 
 
 def make_corpus(args: argparse.Namespace, data: Path) -> None:
-    sizes = [word for name in CORPUS for word in (flag(name), getattr(args, name))]
-    command = [ROOT / "data_prep" / "toy.sh", "--seed", args.seed, *sizes]
+    command = [ROOT / "data_prep" / "toy.sh", "--seed", args.seed, "--vocab-size", args.vocab_size]
+    for part in toy.SIZES:
+        command += [f"--{part}", getattr(args, part)]
     if run_logged([*command, "--output", data, "--python", PYTHON]):
         raise RecipeError("the corpus could not be generated (see above)")
 

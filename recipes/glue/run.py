@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import logging
 import re
-import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -31,6 +30,7 @@ except ImportError as error:
 
 from collab_fairseq.checkpoints import file_setting, sha256
 from collab_fairseq.cli.main import guarded
+from collab_fairseq.cli.options import command
 from collab_fairseq.huggingface import check_tokens
 from collab_fairseq.records.files import write_text
 from collab_fairseq.records.record import Record
@@ -72,7 +72,7 @@ class Study:
         self.record = Record(
             "study",
             f"glue-{model_name}-{name}-s{args.seed}",
-            shlex.join(["recipes/glue/run.py", *sys.argv[1:]]),
+            command("recipes/glue/run.py"),
             settings,
             folder / "record.json",
             device="cpu" if self.device == "cpu" else "gpu",

@@ -14,7 +14,6 @@ import page
 from runner.cli import show_messages
 from runner.finetune import build_parser, finetune, open_folder
 from runner.machine import Machine
-from runner.options import absolute
 from runner.programs import collab
 from runner.settings import RecipeError
 
@@ -32,19 +31,9 @@ evaluate the models without the closed heads. The same command resumes an interr
 ENDING = """OUTPUT: the records NAME.redundancy.json, NAME.importance.json, NAME.ablate.json, NAME.prune.json,
 NAME.prune-raw.json, NAME.roles.json and NAME.gates.json; their figures NAME.*.svg; table.md; and gates/ with the
 checkpoints trained with gates."""
-#: the learning rate falls linearly to zero: gates need a high one to move, the weights a low one at the end
-TRAINING = {
-    "--optimizer": "adam",
-    "--adam-betas": "(0.9, 0.98)",
-    "--clip-norm": "0.0",
-    "--lr": "0.006",
-    "--lr-scheduler": "polynomial_decay",
-    "--criterion": "label_smoothed_cross_entropy_with_gates",
-    "--label-smoothing": "0.1",
-    "--max-tokens": "2048",
-    "--save-interval-updates": "200",
-    "--log-interval": "50",
-}
+# gates need a high learning rate to move, the weights a low one at the end
+TRAINING = ["--lr", "0.006", "--criterion", "label_smoothed_cross_entropy_with_gates"]
+TRAINING += ["--save-interval-updates", "200", "--log-interval", "50"]
 
 
 def penalties(text: str) -> List[str]:
@@ -59,7 +48,7 @@ def main() -> None:
     text = "only the first N sentences of each test split in ablation and pruning (default: all)"
     add("--sentences", metavar="N", type=positive, help=text)
     text = "CoNLL-U parses of the source side of the validation set, for syntactic heads"
-    add("--parses", metavar="FILE", type=absolute, help=text)
+    add("--parses", metavar="FILE", type=os.path.abspath, help=text)
     text = "gate penalties λ; 0: gates without a penalty; none: no gates (default: 0,0.01,0.03,0.1)"
     add("--penalties", metavar="X,X", type=penalties, default="0,0.01,0.03,0.1", help=text)
     text = "sites with gates (default: encoder_cross_decoder); encoder alone freezes the decoder"
@@ -113,8 +102,7 @@ def analyse(args: argparse.Namespace, machine: Machine, output: Path) -> None:
 
 def train_with_gates(args: argparse.Namespace, machine: Machine, device: str, output: Path) -> None:
     def train(penalty: str) -> Path:
-        flags = [word for flag in TRAINING.items() for word in flag]
-        flags += ["--warmup-updates", str(args.gate_updates // 10), *machine.flags()]
+        flags = [*TRAINING, "--warmup-updates", str(args.gate_updates // 10), *machine.flags()]
         flags += ["--head-gates", args.gate_sites, "--gate-penalty", penalty]
         if args.gate_sites == "encoder":
             flags.append("--head-gates-freeze-decoder")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Lookup: a synthetic task for heads with shared and with disjoint attributes, solved by one attention layer.
 
-    lookup.py --output FILE.json [--page README.md]
+    lookup.py RECORD.json [--output README.md --marker lookup [--check]]
 
 A position has attributes of b bits (±1) and a label. Head i has to find the only position that agrees
 with the query on pair i of attributes, and return its label. The six pairs of *shared* attributes are
@@ -29,7 +29,7 @@ from torch.nn.functional import cross_entropy, one_hot, pad
 
 from collab_fairseq.attention import CollaborativeAttention, StandardAttention
 from collab_fairseq.cli.main import guarded
-from collab_fairseq.cli.options import command
+from collab_fairseq.cli.options import command, parse_script_with_page, positive, publish
 from collab_fairseq.records import pages
 from collab_fairseq.records.record import Record
 
@@ -141,22 +141,20 @@ def table(parts: Dict[str, Any], seeds: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    text = "write the record; an existing record is resumed"
-    parser.add_argument("--output", required=True, type=Path, metavar="FILE.json", help=text)
-    parser.add_argument("--page", metavar="FILE.md", help="write the table between the lookup markers of this page")
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="number of seeds (default: 3)")
-    parser.add_argument("--updates", type=int, default=2000, metavar="N", help="updates per layer (default: 2000)")
-    args = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    text = "record of the study; layers that it lacks are trained and added"
+    parser.add_argument("record", type=Path, metavar="RECORD.json", help=text)
+    parser.add_argument("--seeds", type=positive, default=3, metavar="N", help="number of seeds (default: 3)")
+    parser.add_argument("--updates", type=positive, default=2000, metavar="N", help="updates per layer (default: 2000)")
+    args = parse_script_with_page(parser)
     torch.set_num_threads(1)
     settings = {"bits": BITS, "heads": HEADS, "labels": LABELS, "updates": args.updates, "batch": 128, "lr": 0.01}
-    record = Record("study", "lookup", command("lookup.py"), settings, args.output, threads=1)
+    record = Record("study", "lookup", command("lookup.py"), settings, args.record, threads=1)
     for seed, key_dim, (task, heads) in itertools.product(range(1, args.seeds + 1), KEY_DIMS, PREDICTED):
         name = f"{task}/{heads}/{key_dim}/{seed}"
-        result = record.part(name, partial(solve, task, heads, key_dim, seed, args.updates))
-        logger.info("%s: %s", name, result)
-    text = table(record.parts, args.seeds)
-    sys.stdout.write(f"{pages.publish(text, args.page, 'lookup')}\n" if args.page else text)
+        if name not in record.parts:
+            result = record.part(name, partial(solve, task, heads, key_dim, seed, args.updates))
+            logger.info("%s: %s", name, result)
+    publish(args, table(record.parts, args.seeds))
 
 
 if __name__ == "__main__":

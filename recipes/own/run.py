@@ -43,7 +43,7 @@ def main() -> None:
     args.output, run, model = output / "data", output / "run", output / "model"
     rest += [*words, "--data", str(args.output), "--output", str(run)]
     rest += [f"task.source_lang={languages[0]}", f"task.target_lang={languages[1]}"]
-    cfg, _ = cli.read_run(SCRIPT, rest)
+    cfg, options = cli.read_run(SCRIPT, rest)
     if "--dry-run" in rest:
         cli.main(SCRIPT, rest)
         return
@@ -55,6 +55,8 @@ def main() -> None:
         stack.enter_context(contextlib.redirect_stdout(messages))
         stack.enter_context(progress_shown("own", cfg.optimization.max_update, [run]))
         cli.main(SCRIPT, rest)
+        if options.node_rank:  # the first node does everything else
+            return
         export(run, args.output / "data-bin", model)
     summarise(output, args.output / "raw", languages, [run])
     print_example(args.output / "raw", model, languages)

@@ -1,22 +1,22 @@
 #!/usr/bin/env python3
 """Tables and figures from the records of run.sh.
 
-    report.py RECORD... [--table FILE [--marker NAME]] [--time FILE.svg] [--quality FILE.svg]
+    report.py RECORD... [--output FILE [--marker NAME] [--check]] [--time FILE.svg] [--quality FILE.svg]
 
 RECORD is NAME.json of run.sh, for one model or several. --time plots CPU time of the decomposition against the rank
-(Figure 4 of the paper), --quality validation loss against the rank, with and without fine-tuning (Figure 5). Without
-these options, the table is printed.
+(Figure 4 of the paper), --quality validation loss against the rank, with and without fine-tuning (Figure 5).
 """
 
 import argparse
 import sys
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Sequence
 
 import pandas
 
 from collab_fairseq.cli.main import guarded
+from collab_fairseq.cli.options import parse_script_with_page, publish, refuse
 from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import COLOURS, drawing, other_look, points
 from collab_fairseq.records.record import load
@@ -33,6 +33,15 @@ METHODS = {
     "allocated": "ours, calibrated, rank allocated (mean)",
     "distilled": "ours, … and distilled",
 }
+
+
+def load_studies(paths: Sequence[Path]) -> List[Dict[str, Any]]:
+    """The records of run.sh; raises UserError for others."""
+    studies = [load(path, "study") for path in paths]
+    for path, record in zip(paths, studies, strict=True):
+        if "source" not in record["parts"]:
+            raise UserError(f"{path} must be a record of recipes/reparam; got the study {record['name']}")
+    return studies
 
 
 def results(record: Dict[str, Any]) -> pandas.DataFrame:
@@ -69,6 +78,11 @@ def results(record: Dict[str, Any]) -> pandas.DataFrame:
         "part": lambda part: -part,
     }
     return frame.sort_values(["kind", "part", "method"], key=lambda column: column.map(order[column.name]))
+
+
+def tables(studies: Sequence[Dict[str, Any]]) -> str:
+    """Text and table of each model in Markdown."""
+    return "".join(map(study, studies))
 
 
 def study(record: Dict[str, Any]) -> str:
@@ -108,7 +122,7 @@ def study(record: Dict[str, Any]) -> str:
     return "\n\n".join([title, " ".join(about), pages.table(rows, numbers=True), at_full]) + "\n\n"
 
 
-def draw(path: Path, studies: List[Dict[str, Any]], column: str) -> None:
+def draw(path: Path, studies: Sequence[Dict[str, Any]], column: str) -> None:
     """Figure 5 of the paper (``column`` is loss) or Figure 4 (seconds), with one panel for each model."""
     quantity = "Validation loss" if column == "loss" else "CPU seconds of the conversion"
     description = "Mean and standard deviation over the seeds of the decomposition. Lower is better."
@@ -135,34 +149,24 @@ def draw(path: Path, studies: List[Dict[str, Any]], column: str) -> None:
         figure.legend(*handles, loc="outside upper center", ncols=2)
 
 
-def write(
-    records: List[Path],
-    table: Optional[Path] = None,
-    marker: Optional[str] = None,
-    time: Optional[Path] = None,
-    quality: Optional[Path] = None,
-) -> None:
-    """Write or print the table, and draw the figures; the parameters are the options of this script."""
-    studies = [load(path, "study") for path in records]
-    if not all("source" in record["parts"] for record in studies):
-        raise UserError("expected records of recipes/reparam; got a record of another study")
-    if table:
-        pages.publish("".join(map(study, studies)), str(table), marker)
+def draw_figures(studies: Sequence[Dict[str, Any]], time: Optional[Path], quality: Optional[Path]) -> None:
+    """Draw the figures whose files are given."""
     for path, column in ((time, "seconds"), (quality, "loss")):
         if path:
             draw(path, studies, column)
-    if not (table or time or quality):
-        sys.stdout.write("".join(map(study, studies)))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", nargs="+", type=Path, metavar="RECORD")
-    for name in ("table", "time", "quality"):
-        parser.add_argument(f"--{name}", type=Path, metavar="FILE")
-    text = "replace only the text between <!-- NAME --> and <!-- /NAME --> in the --table file"
-    parser.add_argument("--marker", metavar="NAME", help=text)
-    write(**vars(parser.parse_args()))
+    parser.add_argument("--time", type=Path, metavar="FILE", help="CPU time against the rank: a .png or .svg file")
+    parser.add_argument("--quality", type=Path, metavar="FILE", help="loss against the rank: a .png or .svg file")
+    args = parse_script_with_page(parser)
+    if args.check:
+        refuse(args, ("time", "quality"), "writes a figure; --check writes nothing")
+    studies = load_studies(args.records)
+    publish(args, tables(studies))
+    draw_figures(studies, args.time, args.quality)
 
 
 if __name__ == "__main__":

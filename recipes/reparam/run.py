@@ -4,7 +4,6 @@ import argparse
 import importlib.util
 import logging
 import os
-import shlex
 from pathlib import Path
 
 import report
@@ -15,19 +14,17 @@ from runner.finetune import build_parser, finetune, open_folder
 from runner.options import number
 from runner.settings import RecipeError
 
+from collab_fairseq.records import pages
+
 logger = logging.getLogger("recipe")
 
 EPILOG = """After the conversions, converted models are fine-tuned, and the source for comparison. Requires the extras
 reparam (for TensorLy) and plots of this project. The same command resumes an interrupted run and skips finished parts.
 OUTPUT contains the record NAME.json; table.md, time.svg and quality.svg, made from it (Figures 4 and 5 of the paper);
 converted and fine-tuned checkpoints. For one table or figure of several models:
-  python recipes/reparam/report.py OUTPUT/*.json OUTPUT2/*.json --table table.md --time time.svg"""
-TRAINING = shlex.split("""
-    --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 0.0 --lr 0.0005
-    --lr-scheduler polynomial_decay --warmup-updates 30
-    --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --max-tokens 2048
-    --cpu --distributed-world-size 1 --save-interval-updates 50 --log-interval 25
-""")
+  python recipes/reparam/report.py OUTPUT/*.json OUTPUT2/*.json --output table.md --time time.svg"""
+TRAINING = ["--lr", "0.0005", "--warmup-updates", "30", "--criterion", "label_smoothed_cross_entropy"]
+TRAINING += ["--cpu", "--distributed-world-size", "1", "--save-interval-updates", "50", "--log-interval", "25"]
 
 
 def main() -> None:
@@ -36,7 +33,7 @@ def main() -> None:
     text = "updates of each fine-tuning run, with a learning rate that decays to zero; 0: none (default: %(default)s)"
     add("--finetune-updates", metavar="R", type=number, default=300, help=text)
     text = "converted models to fine-tune: calibrated or distilled (default: %(default)s)"
-    add("--finetune-method", metavar="METHOD", default="calibrated", help=text)
+    add("--finetune-method", choices=study.KEPT, default="calibrated", help=text)
     study.add_options(parser)
     args = parser.parse_args()
     if {"paper", "authors"} & {*args.methods} and not importlib.util.find_spec("tensorly"):
@@ -60,5 +57,7 @@ def convert_and_finetune(args: argparse.Namespace, output: Path) -> None:
             folder = output / "finetuned" / checkpoint.stem
             conversions.finetuned(finetune(args, checkpoint, folder, args.finetune_updates, TRAINING))
     record = output / f"{args.name}.json"
-    report.write([record], output / "table.md", time=output / "time.svg", quality=output / "quality.svg")
+    studies = report.load_studies([record])
+    pages.publish(report.tables(studies), str(output / "table.md"))
+    report.draw_figures(studies, output / "time.svg", output / "quality.svg")
     logger.info("results: %s, table.md, time.svg, quality.svg", record)

@@ -21,7 +21,7 @@ from .options import Parser, build_parser, without_sweep_options
 from .recipe_run import RecipeRun
 from .settings import PYTHON, ROOT, SettingsError
 from .sweep import run_name, sweep
-from .validation import check, check_averages, validate
+from .validation import check, check_averages, check_test_sets, validate
 
 
 def main(script: Path, argv: List[str]) -> None:
@@ -46,7 +46,7 @@ def main(script: Path, argv: List[str]) -> None:
         training.train_as_other_node(run)
     else:
         with locked(run.output):
-            do_steps(run, step, other_average=vars(args)["recipe.average"] is not None)
+            do_steps(run, step, other_average="recipe.average" in args.overridden)
 
 
 def do_steps(run: RecipeRun, step: str, other_average: bool) -> None:
@@ -66,7 +66,10 @@ def do_steps(run: RecipeRun, step: str, other_average: bool) -> None:
 
 
 def read(script: Path, argv: List[str]) -> Tuple[DictConfig, argparse.Namespace]:
-    """The settings of a recipe with all overrides, and the options."""
+    """The settings of a recipe with all overrides, and the options.
+
+    `overridden`, added to the options, has the names of the settings that the command line overrides by name.
+    """
     recipe = script.parent.name
     config_parser = Parser(add_help=False)
     config_parser.add_argument("--config", default=os.environ.get("RECIPE_CONFIG"))
@@ -78,15 +81,23 @@ def read(script: Path, argv: List[str]) -> Tuple[DictConfig, argparse.Namespace]
     for word in words:
         if word.startswith("-"):
             raise SettingsError(f"unknown argument '{word}' (see --help)")
-    return overrides.merge(cfg, args, words), args
+    merged = overrides.merge(cfg, args, words)
+    args.overridden = {name for name, value in vars(args).items() if "." in name and value is not None}
+    args.overridden |= {word.partition("=")[0] for word in words}
+    return merged, args
 
 
 def read_run(script: Path, argv: List[str]) -> Tuple[DictConfig, argparse.Namespace]:
-    """Like `read`, for a single run: validates the settings and sets the tokens per update."""
+    """Like `read`, for a single run: validates the settings and completes those that depend on others."""
     cfg, args = read(script, argv)
     validate(cfg)
     if script.stem in ("train", "run"):
         check_averages(cfg)
+    if args.valid and "recipe.reference" not in args.overridden:
+        cfg.recipe.reference = None  # the references of the test set, from a YAML file
+    check_test_sets(cfg, args.valid)
+    if cfg.lr_scheduler._name == "polynomial_decay":  # a number, so that stages share one schedule
+        cfg.lr_scheduler.total_num_update = cfg.lr_scheduler.get("total_num_update") or cfg.optimization.max_update
     if not cfg.recipe.batch_tokens:
         processes = cfg.distributed_training.distributed_world_size
         cfg.recipe.batch_tokens = cfg.dataset.max_tokens * cfg.optimization.update_freq[0] * processes
@@ -96,8 +107,6 @@ def read_run(script: Path, argv: List[str]) -> Tuple[DictConfig, argparse.Namesp
 def plan_run(script: Path, argv: List[str], cfg: DictConfig, args: argparse.Namespace) -> RecipeRun:
     """The run that the settings select, and its machine."""
     recipe = script.parent.name
-    if args.valid and not cfg.recipe.valid_tests:
-        raise SettingsError("--valid: this recipe has no references for its validation set")
     machine = Machine(
         device=cfg.recipe.device,
         gpus=cfg.recipe.gpus or 0,

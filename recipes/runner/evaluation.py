@@ -16,10 +16,11 @@ from collab_fairseq.records.training import make_record
 from fairseq_modern.files import atomic_write
 
 from . import data
+from .folder import check_settings, kept_settings
 from .process import run_logged
 from .programs import collab, tool
 from .recipe_run import Average, RecipeRun
-from .settings import ROOT, RecipeError, flags
+from .settings import ROOT, RecipeError, flags, identity
 
 logger = logging.getLogger("recipe")
 
@@ -30,6 +31,7 @@ def evaluate(run: RecipeRun) -> None:
     if not main_result.exists():
         raise RecipeError(f"there is no {main_result.name} in {run.output}; average.sh makes it")
     data.verify(run)
+    check_decoding(run)
     for average in run.finished_averages():
         for split, name in run.test_sets.items():
             translate(run, average, split, name)
@@ -38,6 +40,18 @@ def evaluate(run: RecipeRun) -> None:
         record(run, average)
         if not average.suffix and not run.valid:
             publish(run)
+
+
+def check_decoding(run: RecipeRun) -> None:
+    """Check that the data and the settings of decoding are those of the run in the folder."""
+    requested = {"data": data.fingerprint(run.data), **identity(run.cfg)}
+    check_settings(run.output, of_decoding(kept_settings(run.output)), of_decoding(requested))
+
+
+def of_decoding(settings: Dict[str, Any]) -> Dict[str, Any]:
+    """Those settings of a run that its translations depend on, except those of its model."""
+    prefixes = ("task.", "generation.", "common_eval.")
+    return {name: value for name, value in settings.items() if name == "data" or name.startswith(prefixes)}
 
 
 def translate(run: RecipeRun, average: Average, split: str, name: str) -> None:

@@ -2,21 +2,22 @@
 
 import argparse
 import contextlib
+import os
 import re
 import subprocess
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Dict, Iterator, List
 
 from omegaconf import OmegaConf
 
 from collab_fairseq import checkpoints
-from collab_fairseq.cli.options import positive
+from collab_fairseq.cli.options import pair, positive
 from collab_fairseq.modules.fairseq_compat import as_transformer_collab, model_config
 from fairseq_modern.fault_tolerance.resuming import latest_valid_checkpoint
 
 from . import settings
 from .folder import keep_settings, locked
-from .options import Parser, absolute
+from .options import Parser
 from .process import run_logged
 from .programs import tool
 from .settings import ROOT, USER_DIR, RecipeError
@@ -26,6 +27,7 @@ SIDE_SETTINGS = ("layers", "embed_dim", "ffn_embed_dim", "attention_heads", "nor
 #: other settings that it takes from its checkpoint
 MODEL_SETTINGS = (
     *("share_all_embeddings", "share_decoder_input_output_embed", "layernorm_embedding", "activation_fn"),
+    *("max_source_positions", "max_target_positions"),
     *("no_scale_embedding", "no_token_positional_embeddings", "no_decoder_final_norm"),
     *("no_cross_attention", "cross_self_attention", "mask_heads", "quant_noise_scalar"),
     *("dropout", "attention_dropout", "activation_dropout"),
@@ -37,29 +39,21 @@ def build_parser(recipe: str, **about: Any) -> argparse.ArgumentParser:
     parser = Parser(f"recipes/{recipe}/run.sh", formatter_class=argparse.RawDescriptionHelpFormatter, **about)
     add = parser.add_argument
     text = "checkpoint of fairseq's transformer or of transformer_collab"
-    add("--model", metavar="FILE", type=absolute, help=text)
+    add("--model", metavar="FILE", type=os.path.abspath, help=text)
     text = "its data-bin (data_prep/multi30k.sh --spm FILE --dict FILE makes one for a given model)"
-    add("--data", metavar="DIR", type=absolute, help=text)
+    add("--data", metavar="DIR", type=os.path.abspath, help=text)
     add("--name", help="name of the model in records, tables and figures")
     text = "a test split and its raw references, such as test=test_2016_flickr.de; repeatable"
-    add("--reference", action="append", default=[], type=reference, metavar="SPLIT=FILE", help=text)
+    add("--reference", action="append", default=[], type=pair, metavar="SPLIT=FILE", help=text)
     add("--seed", metavar="N", type=positive, default=1, help="(default: 1)")
     add("--threads", metavar="N", type=positive, default=1, help="CPU threads (default: 1)")
-    add("--output", metavar="DIR", type=absolute, help=f"(default: runs/{recipe}/NAME)")
+    add("--output", metavar="DIR", type=os.path.abspath, help=f"(default: runs/{recipe}/NAME)")
     return parser
-
-
-def reference(text: str) -> Tuple[str, str]:
-    """Parse SPLIT=FILE, for argparse."""
-    split, _, file = text.partition("=")
-    if not split or not Path(file).is_file():
-        raise RecipeError(f"--reference must be SPLIT=FILE with an existing file; got '{text}'")
-    return split, absolute(file)
 
 
 @contextlib.contextmanager
 def open_folder(args: argparse.Namespace, recipe: str, options: Dict[str, Any]) -> Iterator[Path]:
-    """Check --model, --data and --name, and lock the folder of the results.
+    """Check --model, --data, --name and --reference, and lock the folder of the results.
 
     Args:
         options: settings that identify the run, in addition to model, name and seed.
@@ -72,6 +66,9 @@ def open_folder(args: argparse.Namespace, recipe: str, options: Dict[str, Any]) 
         raise RecipeError(f"there is no checkpoint {args.model}")
     if not Path(args.data).is_dir():
         raise RecipeError(f"there is no data-bin {args.data}")
+    for split, file in args.reference:
+        if not Path(file).is_file():
+            raise RecipeError(f"--reference must be SPLIT=FILE with an existing file; got '{split}={file}'")
     folder = Path(args.output or ROOT / "runs" / recipe / args.name)
     identity = {"name": args.name, "model": checkpoints.sha256(args.model), "seed": args.seed}
     with locked(folder):
@@ -95,7 +92,7 @@ def finetune(args: argparse.Namespace, checkpoint: Path, folder: Path, updates: 
         checkpoint: initial weights.
         folder: for the new checkpoints; the log is next to it.
         updates: length of training.
-        flags: more flags of fairseq-train.
+        flags: more flags of fairseq-train. The learning rate falls linearly to zero.
 
     Returns:
         The last checkpoint.
@@ -104,6 +101,8 @@ def finetune(args: argparse.Namespace, checkpoint: Path, folder: Path, updates: 
     if latest is None or latest.updates < updates:  # fairseq-train would make one more update
         folder.parent.mkdir(parents=True, exist_ok=True)
         command = [tool("fairseq-train"), args.data, "--task", "translation", "--user-dir", USER_DIR]
+        command += ["--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--clip-norm", "0.0"]
+        command += ["--lr-scheduler", "polynomial_decay", "--label-smoothing", "0.1", "--max-tokens", "2048"]
         command += [*flags, *model_flags(args.model)]
         command += ["--attention-from", checkpoint, "--finetune-from-model", checkpoint]
         command += ["--max-update", updates, "--total-num-update", updates, "--seed", args.seed]

@@ -38,10 +38,6 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
 
-def absolute(text: str) -> str:
-    return os.path.abspath(text)
-
-
 def number(text: str) -> int:
     """Parse an integer ≥ 0, for argparse."""
     return 0 if text == "0" else positive(text)
@@ -70,7 +66,7 @@ def add_run_options(parser: argparse.ArgumentParser, recipe: str, cfg: DictConfi
     text = f"more settings, by names of recipe.variants in the YAML file, joined by _: {names}"
     group.add_argument("--variant", metavar="NAME", help=text)
     text = f"folder of the run (default: runs/{recipe}/<heads, key dimension, variant, seed, updates>)"
-    group.add_argument("--output", metavar="DIR", type=absolute, help=text)
+    group.add_argument("--output", metavar="DIR", type=os.path.abspath, help=text)
     text = "print the training command of run.sh and train.sh, and do nothing"
     group.add_argument("--dry-run", action="store_true", help=text)
     if cfg.recipe.stock:
@@ -91,7 +87,7 @@ def add_sweep_options(parser: argparse.ArgumentParser, recipe: str, cfg: DictCon
     )
     add("--submit", metavar="COMMAND", help=text)
     text = f"folder of table.md and of the runs, one folder each (default: runs/{recipe})"
-    add("--output", metavar="DIR", type=absolute, help=text)
+    add("--output", metavar="DIR", type=os.path.abspath, help=text)
     add("--table", action="store_true", help="only write the table of the finished runs")
     add("--dry-run", action="store_true", help="print the commands and do nothing")
 
@@ -107,12 +103,12 @@ def add_shared_options(parser: argparse.ArgumentParser, recipe: str, cfg: DictCo
 
     group = parser.add_argument_group("data")
     text = f"prepared corpus; if missing, {settings.prepare} makes it (default: {settings.data})"
-    group.add_argument("--data", metavar="DIR", type=absolute, help=text)
+    group.add_argument("--data", metavar="DIR", type=os.path.abspath, help=text)
     text = "downloaded corpus, for that script"
-    group.add_argument(settings.source_option, metavar="PATH", type=absolute, dest="corpus", help=text)
+    group.add_argument(settings.source_option, metavar="PATH", type=os.path.abspath, dest="corpus", help=text)
     downloaded = ", or downloaded by sacrebleu" if settings.sacrebleu_sets else ""
     text = f"raw references of the test set instead of those of the data{downloaded}"
-    add_setting(group, cfg, "--reference", "recipe.reference", text, metavar="FILE", type=absolute)
+    add_setting(group, cfg, "--reference", "recipe.reference", text, metavar="FILE", type=os.path.abspath)
 
     group = parser.add_argument_group("machine")
     add_setting(group, cfg, "--device", "recipe.device", "auto, gpu or cpu", metavar="NAME")

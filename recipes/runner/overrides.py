@@ -41,17 +41,23 @@ def merge(cfg: DictConfig, args: Namespace, words: List[str]) -> DictConfig:
     _reject_conflicts(args, options, words)
     recipe = stock(cfg) if args.stock else cfg
     standard_heads = options.get("model.collaborative_heads") == "none"
+    variant_words = variant(cfg, args.variant) if args.variant else []
+    chosen = OmegaConf.create()
+    for name, value in options.items():
+        OmegaConf.update(chosen, name, value)
     layers = [
         recipe,
         parse(recipe, FULL_KEY_DIM if standard_heads else []),
-        parse(recipe, variant(cfg, args.variant) if args.variant else []),
+        parse(recipe, variant_words),
         parse(recipe, FAST if args.fast else []),
-        nested(options),
+        chosen,
         parse(recipe, words),
     ]
     merged: Any = OmegaConf.merge(*layers)
     check(merged)
-    if not any(word.startswith("checkpoint.save_interval_updates=") for word in words):
+    if merged.common.get("amp"):  # of an argument, a variant or a YAML file
+        raise SettingsError("common.amp is set by this recipe; give --precision")
+    if not any(word.startswith("checkpoint.save_interval_updates=") for word in (*variant_words, *words)):
         _keep_number_of_checkpoints(merged, recipe)
     merged.common.user_dir = None if args.stock else USER_DIR
     return merged  # type: ignore[no-any-return]
@@ -116,11 +122,3 @@ def parse(cfg: DictConfig, words: List[str]) -> DictConfig:
     except (OmegaConfBaseException, YAMLError) as error:
         raise SettingsError(f"{' '.join(words)}: {first_line(error)}") from error
     return overrides
-
-
-def nested(settings: Dict[str, Any]) -> DictConfig:
-    """Sort settings by full name into sections."""
-    sections = OmegaConf.create()
-    for name, value in settings.items():
-        OmegaConf.update(sections, name, value)
-    return sections

@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 
 from .folder import kept_settings
 from .machine import Machine
-from .settings import RecipeError, stage_ends
+from .settings import RecipeError, stage_ends, test_sets
 
 
 class Average(NamedTuple):
@@ -60,13 +60,12 @@ class RecipeRun:
     @property
     def epochs(self) -> int:
         """Number of epoch checkpoints that are averaged; 0 if the run keeps none."""
-        return self.cfg.checkpoint.get("keep_last_epochs") or 0
+        return max(0, self.cfg.checkpoint.get("keep_last_epochs") or 0)  # -1: fairseq keeps all
 
     @property
     def test_sets(self) -> Dict[str, str]:
         """Split of the data-bin → name of the test set."""
-        sets = self.recipe.valid_tests if self.valid else self.recipe.tests
-        return {split: name for split, name in (sets or {}).items() if name}
+        return test_sets(self.cfg, self.valid)
 
     def stages(self) -> List[Average]:
         """The average at the end of each stage."""

@@ -151,6 +151,8 @@ def flags(cfg: DictConfig, *sections: str) -> List[str]:
     words: List[str] = []
     for section in sections:
         for key, value in leaves(cfg.get(section) or OmegaConf.create({})):
+            if key == "left_pad_source":  # fairseq's only flag that turns a setting off
+                value = not value
             if value is None or value is False or (section, key) == ("task", "data"):
                 continue
             if key == "_name":
@@ -180,6 +182,12 @@ def identity(cfg: DictConfig) -> Dict[str, Any]:
 
 def _without_root(value: Any) -> Any:
     return value.replace(f"{ROOT}/", "") if isinstance(value, str) else value
+
+
+def test_sets(cfg: DictConfig, valid: bool) -> Dict[str, str]:
+    """Split of the data-bin → name of the test set, or with `valid` of the validation set."""
+    sets = cfg.recipe.valid_tests if valid else cfg.recipe.tests
+    return {split: name for split, name in (sets or {}).items() if name}
 
 
 def stage_ends(cfg: DictConfig) -> List[int]:

@@ -24,8 +24,7 @@ from .machine import find_gpus
 from .overrides import shell_words
 from .process import STOPPED, forward_signals, run_logged, start, terminate
 from .programs import collab
-from .recipe_run import Average
-from .settings import ROOT, RecipeError, SettingsError, identity, stage_ends
+from .settings import ROOT, RecipeError, SettingsError, identity
 
 logger = logging.getLogger("recipe")
 Processes = Dict[str, "subprocess.Popen[Any]"]
@@ -61,7 +60,7 @@ def sweep(
             words = [*run_options(*selection), "--seed", str(seed), "--output", str(output / name)]
             runs[name] = [*program, *words, *shared]
     if args.table:
-        write_tables(output, runs, cfg)
+        write_tables(output, runs)
         return
     unfinished = {}
     for name, command in runs.items():
@@ -79,7 +78,7 @@ def sweep(
         check_output(output)
         failed = make(unfinished, output, args.jobs or 1, cfg.recipe.gpus or 0)
         if len(failed) < len(runs):
-            write_tables(output, runs, cfg)
+            write_tables(output, runs)
         if failed:
             raise RecipeError(f"not finished: {', '.join(failed)}; the same command resumes")
 
@@ -200,7 +199,7 @@ def wait_for(running: Processes, limit: int, received: List[int]) -> List[str]:
     return failed
 
 
-def write_tables(output: Path, names: Iterable[str], cfg: DictConfig) -> None:
+def write_tables(output: Path, names: Iterable[str]) -> None:
     """Print and write table.md, of the records of runs, and averages.md, of all their averages."""
     folders = [output / name for name in names]
     records = [folder / "record.json" for folder in folders if (folder / "record.json").is_file()]
@@ -210,7 +209,10 @@ def write_tables(output: Path, names: Iterable[str], cfg: DictConfig) -> None:
     if records[0].parent == folders[0] and len(records) > 1:
         baseline = ["--baseline", load_run(records[0])["name"]]
     print_table(output / "table.md", *records, *baseline)
-    averages = [file for folder in folders for file in records_of(folder, cfg)]
+    left_out = re.compile(r"\.(valid|last\d+)\.json$")  # validation set, other numbers of checkpoints
+    averages = [
+        file for folder in folders for file in sorted(folder.glob("record*.json")) if not left_out.search(file.name)
+    ]
     if len(averages) > len(records):
         sys.stdout.write("\n")
         columns = "heads,key_dim,config.optimization.max_update,averaged"
@@ -221,15 +223,3 @@ def print_table(page: Path, *words: Any) -> None:
     collab("table", *words, "--output", page)
     sys.stdout.write(page.read_text(encoding="utf-8"))
     sys.stdout.flush()
-
-
-def records_of(folder: Path, cfg: DictConfig) -> List[Path]:
-    """The records of a run: of the last updates and the last epochs of each stage."""
-    files = []
-    for stage in (*stage_ends(cfg)[:-1], None):
-        for average in (
-            Average(stage, "update", cfg.recipe.average),
-            Average(stage, "epoch", cfg.checkpoint.get("keep_last_epochs") or 0),
-        ):
-            files.append(folder / f"record{average.suffix}.json")
-    return sorted(file for file in files if file.is_file())

@@ -5,6 +5,7 @@ import os
 import shutil
 from typing import List
 
+from collab_fairseq.records import environment
 from fairseq_modern.fault_tolerance.resuming import latest_valid_checkpoint
 
 from .averaging import write_averages
@@ -42,7 +43,9 @@ def train_stage(run: RecipeRun, average: Average, step: str) -> None:
         resuming = f": resuming from {os.path.basename(latest.path)}" if latest else ""
         logger.info("%s%s", step, resuming)
         # auto is fp16 or bf16, depending on the GPUs: the record lists the precision of each part
-        if run_logged(command(run, average), log, usage, about={"precision": run.machine.precision}):
+        machine = {**environment.hardware(), "threads": run.machine.threads}
+        about = {"precision": run.machine.precision, "hardware": machine}
+        if run_logged(command(run, average), log, usage, about):
             raise RecipeError(f"training failed, see {log}; correct the cause, then resume with the same command")
     if average.stage:  # the record of a stage describes its own part of the training run
         for file in (log, usage):

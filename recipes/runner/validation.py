@@ -12,7 +12,7 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from fairseq_modern.errors import is_user_error
 
-from .settings import USER_DIR, Recipe, SettingsError, leaves, shown, stage_ends
+from .settings import USER_DIR, Recipe, SettingsError, leaves, shown, stage_ends, test_sets
 
 logger = logging.getLogger("recipe")
 
@@ -208,6 +208,17 @@ def _build(cfg: DictConfig, complete: DictConfig) -> None:
         raise SettingsError(
             f"{section} must be settings that fairseq can build; got {type(error).__name__}: {error}"
         ) from error
+
+
+def check_test_sets(cfg: DictConfig, valid: bool) -> None:
+    """Reject --valid without validation sets, and one file of references for several test sets."""
+    names = list(test_sets(cfg, valid).values())
+    if valid and not names:
+        raise SettingsError("--valid: this recipe has no references for its validation set")
+    if cfg.recipe.reference and len(names) > 1:
+        raise SettingsError(
+            f"--reference must be the references of one test set; got {cfg.recipe.reference} for {', '.join(names)}"
+        )
 
 
 def check_averages(cfg: DictConfig) -> None:

@@ -10,6 +10,7 @@ from fairseq import models, options
 from fairseq.dataclass.initialize import add_defaults
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import DictConfig, OmegaConf, open_dict
+from runner import settings
 
 import collab_fairseq.models
 from collab_fairseq.models.arguments import resolve
@@ -112,6 +113,24 @@ def test_stages_differ_only_in_their_end():
         commands = runner_commands("wmt14_en_de", *flags)
         assert [re.findall(r" --max-update (\d+) ", command) for command in commands] == [[f"{n}000"] for n in ends]
         assert len({re.sub(r"--max-update \d+", "", command) for command in commands}) == 1
+
+
+def test_polynomial_decay_ends_with_the_last_stage():
+    flags = ["lr_scheduler._name=polynomial_decay", "--stages", 2]
+    commands = runner_commands("iwslt14_de_en", *flags)
+    lengths = [re.findall(r"--(?:total-num|max)-update (\d+)", command) for command in commands]
+    assert lengths == [["50000", "25000"], ["50000", "50000"]]
+    assert runner_config("iwslt14_de_en", *flags).lr_scheduler.total_num_update == 50000
+    command = runner_commands("iwslt14_de_en", *flags, "lr_scheduler.total_num_update=60000")[0]
+    assert " --total-num-update 60000 " in command  # control: given
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_flags_give_the_setting(value):
+    cfg = OmegaConf.create({"task": {"_name": "translation", "left_pad_source": value, "left_pad_target": value}})
+    words = ["data", "--arch", "transformer", *settings.flags(cfg, "task")]
+    args = options.parse_args_and_arch(options.get_training_parser(), words)
+    assert (args.left_pad_source, args.left_pad_target) == (value, value)
 
 
 def test_overrides_are_merged_in_order_and_become_flags(tmp_path):

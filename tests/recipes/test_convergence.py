@@ -5,8 +5,9 @@ import copy
 import json
 import math
 import re
-import sys
 
+import convergence as study_pages
+import convergence_rows as rows
 import numpy
 import pytest
 from scipy import stats
@@ -17,9 +18,6 @@ from tests.recipes.test_curve import losses
 
 RECIPE = ROOT / "recipes" / "curve"
 RUNS = ROOT / "results" / "runs"
-sys.path.append(str(RECIPE))
-import convergence as study_pages  # noqa: E402
-import convergence_rows as rows  # noqa: E402
 
 ORIGINAL = json.loads((RUNS / "curve-none-dk256-lr2-s1-u2000.json").read_text())
 

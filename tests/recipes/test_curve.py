@@ -155,6 +155,7 @@ def test_costs_and_figure(tmp_path):
     assert [wider[row].mean for row in costs] == pytest.approx([cost.mean for cost in costs.values()])
     del costs["collaborative", 32]
     assert all(wider[row].low <= cost.low + 1e-9 for row, cost in costs.items())
+    assert wider["standard", 64].low < costs["standard", 64].low - 1e-3
 
     figure = tmp_path / "x.svg"
 
@@ -171,10 +172,27 @@ def test_costs_and_figure(tmp_path):
     assert set(re.findall(r"fill: (#\w+)", text)) >= {"#ffffff", "#0072b2", "#d55e00"}
     draw(*paths)
     assert "Cordonnier" not in figure.read_text()
+
+    def changed(path, **settings):
+        record = json.loads(path.read_text())
+        record["settings"]["config"]["model"].update(settings)
+        result = tmp_path / f"{'-'.join(settings)}.json"
+        result.write_text(json.dumps(record))
+        return result
+
+    published = ROOT / "results" / "published" / "wmt14_en_de-encoder_cross_decoder-dk64.json"
+    fewer = json.loads(paths[-1].read_text())
+    del fewer["parts"]["losses"]["test_2017_flickr"]
+    (tmp_path / "fewer.json").write_text(json.dumps(fewer))
     for records, message in [
         ([paths[-1]], "runs of standard heads at the full key dimension, 256, are needed"),
+        ([published], "runs of standard heads at the full key dimension, 512, are needed"),
         ([*paths, RECORD], "(all tests) has no NLL"),
-        ([*paths, paths[0]], "is the second of seed 1"),
+        ([*paths, paths[0]], "have the same seed 1"),
+        ([*paths[1:], changed(paths[0], dropout=0.5)], "differ in config.model.dropout"),
+        ([*paths[:-1], changed(paths[-1], decoder_key_dim=16)], "must have the same key dimension in all layers"),
+        ([*paths, changed(paths[-1], mixing_init="blocks")], "must have the same settings; got collaborative ("),
+        ([*paths[:-1], tmp_path / "fewer.json"], "must have the same references"),
     ]:
         error = draw(*records, check=False).stderr
         assert (message in error, error.count("\n")) == (True, 1)

@@ -17,6 +17,7 @@ from tests.fairseq.models import SMALL, Task, arguments, batch
         {"no_scale_embedding": True},
         {"no_token_positional_embeddings": True},
         {"layernorm_embedding": True, "activation_fn": "gelu", "encoder_learned_pos": True},
+        {"encoder_learned_pos": True, "max_source_positions": 50, "max_target_positions": 40},
         {"decoder_normalize_before": True, "no_decoder_final_norm": True},
         {"cross_self_attention": True},
         {"cross_self_attention": True, "no_cross_attention": True},

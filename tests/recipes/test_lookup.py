@@ -2,16 +2,14 @@
 
 import json
 import re
-import sys
 
+import lookup
 import pytest
 import torch
 
 from tests.common import ROOT, run
 
 SCRIPT = ROOT / "recipes" / "lookup" / "lookup.py"
-sys.path.append(str(SCRIPT.parent))
-import lookup  # noqa: E402
 
 
 def hand_set_heads(task, heads):
@@ -47,14 +45,15 @@ def test_heads_with_the_predicted_key_dimension_can_solve_the_task(task, heads):
 
 
 def test_study_resumes_and_writes_its_table(tmp_path):
-    page, output = tmp_path / "page.md", tmp_path / "lookup.json"
+    page, record_file = tmp_path / "page.md", tmp_path / "lookup.json"
     page.write_text("<!-- lookup -->\n<!-- /lookup -->\n", encoding="utf-8")
-    study = ["python", SCRIPT, "--output", output, "--page", page, "--updates", 2, "--seeds", 1]
+    study = ["python", SCRIPT, record_file, "--output", page, "--marker", "lookup", "--updates", 2, "--seeds", 1]
     run(*study)
-    record = json.loads(output.read_text(encoding="utf-8"))
+    record = json.loads(record_file.read_text(encoding="utf-8"))
     assert len(record["parts"]) == 4 * len(lookup.KEY_DIMS)
     record["parts"]["shared/collaborative/12/1"]["accuracy"] = 1.0
-    output.write_text(json.dumps(record), encoding="utf-8")
+    record_file.write_text(json.dumps(record), encoding="utf-8")
+    assert "is stale" in run(*study, "--check", check=False).stderr
     run(*study)
     assert re.search(r"\n\| shared \| collaborative .* 1\.000 \|.* 12 \| 12 \|\n", page.read_text(encoding="utf-8"))
 

@@ -61,6 +61,8 @@ def make(folder, check=True):
 def test_corpus_is_made_prepared_and_trained_on_by_any_cpu(sources):
     folder, expected = sources
     make(folder)
+    with open(folder / "corpus" / "train.en.gz", "rb") as stream:  # data_prep/micro_wmt.tsv has checksums of such files
+        assert stream.read(10) == b"\x1f\x8b\x08\0\0\0\0\0\x02\xff"
     source = ["--source", folder / "corpus", "--manifest", folder / "corpus" / "manifest.tsv"]
     data = folder / "data"
     run("bash", ROOT / "data_prep" / "micro_wmt.sh", *source, "--output", data, "--vocab-size", "80")

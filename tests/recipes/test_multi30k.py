@@ -28,8 +28,8 @@ def write_gz(path: Path, lines) -> None:
 
 def prepare(folder: Path, *flags, **options):
     sources = ["--source", folder / "source", "--manifest", folder / "manifest.tsv"]
-    words = [*sources, "--output", folder / "data" / "mini", "--vocab-size", 150, *flags]
-    return run("bash", PREPARE, *words, **options)
+    vocabulary = [] if "--spm" in flags else ["--vocab-size", 150]
+    return run("bash", PREPARE, *sources, "--output", folder / "data" / "mini", *vocabulary, *flags, **options)
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +92,8 @@ def test_preparation_uses_a_given_vocabulary_and_dictionary(prepared, tmp_path):
     other = prepare(prepared, *given[:2], "--output", tmp_path / "same", check=False)
     rejected(other, "was prepared with other options")
     rejected(prepare(prepared, *given[2:], check=False), "--dict needs the SentencePiece model")
+    message = "--vocab-size and --spm exclude each other"
+    rejected(prepare(prepared, *given, "--vocab-size", 150, "--output", tmp_path / "new", check=False), message)
 
 
 def test_existing_files_are_verified_and_never_lost(prepared, tmp_path):

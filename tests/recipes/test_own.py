@@ -1,5 +1,7 @@
 """Training on your own text: a small corpus and few updates end in a model; unusable text is rejected."""
 
+import importlib.util
+
 import own
 import pytest
 import toy
@@ -89,6 +91,25 @@ def test_rejects_corpora_without_enough_pairs_within_the_length_limits(tmp_path,
     )
     rejected(run(*prepare, check=False), *messages)
     assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("rank", "steps"), [("0", ["train", "export", "summarise", "print_example"]), ("1", ["train"])]
+)
+def test_only_the_first_node_exports_the_model(rank, steps, tmp_path, monkeypatch):
+    spec = importlib.util.spec_from_file_location("own_recipe", ROOT / "recipes" / "own" / "run.py")
+    recipe = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(recipe)
+    done = []
+    monkeypatch.setattr(recipe.cli, "main", lambda *_: done.append("train"))
+    monkeypatch.setattr(recipe.prepare, "prepare", lambda *_: (tmp_path / "out").mkdir())
+    for name in ("export", "summarise", "print_example"):
+        monkeypatch.setattr(recipe, name, lambda *_, name=name: done.append(name))
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    words = ["--source", "a.en", "a.de", "--output", str(tmp_path / "out"), "--nodes", "2", "--node-rank", rank]
+    monkeypatch.setattr("sys.argv", ["run.sh", *words])
+    recipe.main()
+    assert done == steps
 
 
 SOURCE = "--source mine.en mine.de"

@@ -79,6 +79,7 @@ def assert_accepted(done):
         ("optimization.clip_norm=high", "optimization.clip_norm: Value 'high' of type 'str' could not be converted"),
         ("optimization.lr=[1", "optimization.lr=[1: "),
         ("common.cpu=true", "common.cpu is set by this recipe; give --device"),
+        ("common.amp=true", "common.amp is set by this recipe; give --precision"),
         ("checkpoint.keep_interval_updates=1", "--average must be at most 1, the number of checkpoints kept; got 5"),
         ("model=hello", "expected a setting such as optimization.lr=[0.001], got 'model=hello'"),
     ],
@@ -100,7 +101,7 @@ def test_rejects_wrong_settings_before_any_work(word, message, call, tmp_path):
         "model.encoder.layerdrop=0.1 model.quant_noise.pq=0.1 model.share_all_embeddings=false",
         "model.collaborative_heads=none model.key_dim=null model.kv_heads=2 model.mask_heads=E:1:1",
         "lr_scheduler._name=cosine optimizer._name=adam optimization.lr=[0.1] dataset.batch_size=7",
-        "common.amp=true common.seed=0 optimization.clip_norm=0.5 recipe.stages=2 recipe.average=1",
+        "common.seed=0 optimization.clip_norm=0.5 recipe.stages=2 recipe.average=1",
         "model.attention_from=nosuch.pt model.dropout=${criterion.label_smoothing} model.attention_dropout=0",
     ],
 )
@@ -127,6 +128,46 @@ def test_rejects_wrong_sweeps_before_any_work(words, message, call, tmp_path):
     assert_rejected(call(TOY / "sweep.sh", *words, "--output", tmp_path / "runs", "--dry-run"), message)
     assert_rejected(call(TOY / "sweep.sh", *words, "--output", tmp_path / "runs"), message)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_references_is_for_one_test_set(call):
+    words = ["--reference", __file__, "--device", "cpu", "--dry-run"]
+    for recipe, valid, sets in (
+        ("multi30k", [], "test_2016_flickr, test_2017_flickr"),
+        ("micro_wmt", ["--valid"], "tatoeba_valid, newstest2013"),
+    ):
+        done = call(RECIPES / recipe / "run.sh", *words, *valid)
+        assert_rejected(done, f"must be the references of one test set; got {__file__} for {sets}")
+    assert_accepted(call(RECIPES / "micro_wmt" / "run.sh", *words))  # control: one test set
+
+
+def test_references_of_a_yaml_file_are_those_of_the_test_set():
+    script, rehearsal = RECIPES / "wmt14_en_de" / "evaluate.sh", ["--config", "rehearsal"]
+    references = [
+        cli.read_run(script, [*rehearsal, *words])[0].recipe.reference
+        for words in ([], ["--valid"], ["--valid", "--reference", "/x"], ["--valid", "recipe.reference=/x"])
+    ]
+    assert references == ["data/wmt16_en_de.rehearsal/miniature/references.de", None, "/x", "/x"]
+
+
+def test_settings_that_follow_from_others(tmp_path):
+    (tmp_path / "mine.yaml").write_text("recipe: {variants: {fine: checkpoint.save_interval_updates=10}}")
+
+    def value(name, *words):
+        script, argv = TOY / "run.sh", ["--config", str(tmp_path / "mine.yaml"), *words]
+        cfg, args = cli.read_run(script, argv)
+        return OmegaConf.select(cfg, name) if "." in name else getattr(cli.plan_run(script, argv, cfg, args), name)
+
+    interval = "checkpoint.save_interval_updates"
+    assert (value(interval, "--updates", "750"), value(interval, "--variant", "fine")) == (37, 10)
+    epochs = [value("epochs", "--device", "cpu", f"checkpoint.keep_last_epochs={n}") for n in (2, -1)]
+    assert epochs == [2, 0]  # -1: fairseq keeps all
+
+
+def test_rows_of_the_precision_study_have_their_precision_on_all_machines():
+    script, variants = RECIPES / "multi30k" / "run.sh", ("blocks", "blocks_amp")
+    configs = [cli.read_run(script, ["--config", "precision", "--variant", name])[0] for name in variants]
+    assert [cfg.recipe.precision for cfg in configs] == ["fp32", "bf16"]
 
 
 def test_submit_needs_an_installed_program_except_in_a_dry_run(call, tmp_path):
@@ -177,6 +218,7 @@ def test_sweep_rejects_finished_runs_of_other_settings_or_data(call, caplog, tmp
         ("recipe: {variants: null}", "recipe.variants: "),
         ('recipe: {variants: {a: "model.dropout=\'0.1"}}', "recipe.variants.a must be words as in a shell"),
         ("checkpoint: {save_interval_updates: x}", "checkpoint.save_interval_updates: Value 'x'"),
+        ("{common: {amp: true}, recipe: {variants: {a: ''}}}", "common.amp is set by this recipe; give --precision"),
         ("banana: {a: 1}", "banana is not a section of settings"),
         ("[", "FILE is not a YAML file of settings: "),
         ("- a", "FILE must contain sections of settings; got a list"),

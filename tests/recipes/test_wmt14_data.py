@@ -2,10 +2,12 @@
 
 import gzip
 import hashlib
+import http.server
 import io
 import re
 import shutil
 import tarfile
+import threading
 from pathlib import Path
 
 import archives
@@ -65,6 +67,7 @@ def test_data_bin_contains_the_sentences_of_the_archive(wmt16):
             assert [words.string(sentence) for sentence in dataset] == expected
             assert len(lines) == number
             assert split == "test" or expected == lines  # no unknown words
+    assert (wmt16 / ARCHIVE).read_bytes()[:10] == b"\x1f\x8b\x08\0\0\0\0\0\x02\xff"  # on every version of Python
     assert any("@@" in symbol for symbol in words.symbols)
     assert [path.name for path in data.parent.iterdir()] == ["wmt16_en_de"]
     assert not any(str(wmt16.parent).encode() in file for file in content(data).values())
@@ -182,6 +185,10 @@ def test_unpacked_folder_gives_the_same_data_unless_it_is_incomplete(source, wmt
     prepare("wmt16_en_de", source, "--archive", unpacked)
     actual, expected = (content(folder.parent / "data" / "wmt16_en_de" / "data-bin") for folder in (source, wmt16))
     assert actual == expected
+    prepared = Path("data", "wmt16_en_de", "prepared.txt")
+    assert f"archive\t{ARCHIVE}\t-\t" in (source.parent / prepared).read_text()  # nobody has verified it
+    assert f"archive\t{ARCHIVE}\tmd5:" in (wmt16.parent / prepared).read_text()  # control: the archive itself
+    assert "is complete, nothing to do" in prepare("wmt16_en_de", source, "--archive", unpacked).stderr
 
     train = unpacked / "train.tok.clean.bpe.32000.de"
     train.write_bytes(b"".join(train.read_bytes().splitlines(keepends=True)[:150]))
@@ -197,7 +204,7 @@ def test_unpacked_folder_gives_the_same_data_unless_it_is_incomplete(source, wmt
 def test_interrupted_download_continues_and_wrong_one_is_removed(source):
     def download(*flags, folder=source, check=False):
         flags = ["--url", folder.as_uri(), *flags]
-        return prepare("wmt16_en_de", source, *flags, check=check, env={"WMT16_EN_DE_ARCHIVE": ""})
+        return prepare("wmt16_en_de", source, *flags, check=check, env={"WMT16_EN_DE_ARCHIVE": "ignored"})
 
     rejected(download("--archive", "a"), "--archive and --url exclude each other")
     rejected(download(folder=source / "missing"), "the download of", "failed; run again to continue")
@@ -209,6 +216,42 @@ def test_interrupted_download_continues_and_wrong_one_is_removed(source):
     download(check=True)
     assert (downloads / ARCHIVE).read_bytes() == archive
     assert (source.parent / "data" / "wmt16_en_de" / "prepared.txt").exists()
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+    """Rejects /forbidden, continues downloads of /ranges, and sends /whole from its start only."""
+
+    text = bytes(range(256)) * 10
+
+    def do_GET(self):
+        body = b"" if self.path == "/forbidden" else self.text
+        self.send_response({"/forbidden": 403, "/ranges": 206, "/whole": 200}[self.path])
+        if self.path == "/ranges":
+            start = int(re.fullmatch(r"bytes=(\d+)-", self.headers["Range"])[1])
+            body = self.text[start:]
+            self.send_header("Content-Range", f"bytes {start}-{len(self.text) - 1}/{len(self.text)}")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="downloads need curl")
+def test_error_of_the_server_keeps_a_partial_download(tmp_path, monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    part = tmp_path / "part"
+    with http.server.HTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        part.write_bytes(Server.text[:1000])
+        assert not archives.download(f"{url}/forbidden", part)
+        assert part.read_bytes() == Server.text[:1000]
+        part.write_bytes(b"x" * 1000)
+        assert archives.download(f"{url}/ranges", part)
+        assert part.read_bytes() == b"x" * 1000 + Server.text[1000:]  # it was continued
+        part.write_bytes(b"x" * 1000)
+        assert archives.download(f"{url}/whole", part)
+        assert part.read_bytes() == Server.text  # control: it could not be continued
+        server.shutdown()
 
 
 @pytest.mark.parametrize(
