@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Dict, Optional, Tuple
 
 import pytest
-import torch
 
 from tests import warm
 

@@ -71,6 +71,12 @@ def batch(sentences: int = 3, source_len: int = 7, target_len: int = 6, seed: in
     return source, source.ne(1).sum(1), target
 
 
+def logits(model):
+    """Logits (N, T, V) of :func:`batch`."""
+    with torch.no_grad():
+        return model(*batch())[0]
+
+
 def model_of(kind, seed=0):
     """A model with attention that is far from uniform and translations that differ."""
     model = build(**SMALL, **KINDS[kind], seed=seed).eval()

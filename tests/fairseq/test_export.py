@@ -19,7 +19,7 @@ from collab_fairseq.modules.heads import parse_heads
 from collab_fairseq.modules.sites import attention_layers, swapped
 from collab_fairseq.translation import TranslationError
 from fairseq_modern.errors import UserError
-from tests.fairseq.models import batch
+from tests.fairseq.models import batch, logits
 from tests.fairseq.serving_cases import SOURCES, cases, write_checkpoint
 
 pytest.importorskip("ctranslate2")
@@ -74,12 +74,6 @@ def read(models):
         return read_source(path)
 
     return read
-
-
-def logits(model):
-    tokens, lengths, target = batch()
-    with torch.no_grad():
-        return model(tokens, lengths, target)[0]
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -10,18 +10,13 @@ from collab_fairseq.modules.heads import describe, parse_heads
 from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import attention_layers
 from tests.common import FLOAT32
-from tests.fairseq.models import KINDS, SMALL, batch, build
+from tests.fairseq.models import KINDS, SMALL, build, logits
 
 FLAGS = {**SMALL, "key_dim": 6, "dropout": 0.0}
 
 
 def sigmoid(x):
     return 1 / (1 + math.exp(-x))
-
-
-def logits(model):
-    with torch.no_grad():
-        return model(*batch())[0]
 
 
 def test_parses_and_writes_descriptors():

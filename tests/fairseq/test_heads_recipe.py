@@ -1,10 +1,11 @@
-"""recipes/heads from a checkpoint to the results page, with a tiny model."""
+"""recipes/heads from a checkpoint to the results page, with a tiny model, and figures of the published records."""
 
-import importlib
 import json
 import shutil
 
+import gates
 import pytest
+from page import agreement
 
 from collab_fairseq import checkpoints
 from collab_fairseq.heads import ablation
@@ -14,6 +15,7 @@ from tests.fairseq.conftest import sentence_pairs
 from tests.fairseq.heads_cases import HEADS, load, standard_state
 from tests.fairseq.test_heads_gates import gated_state
 
+RECORDS = ROOT / "results" / "heads"
 STEPS = ("redundancy", "importance", "ablate", "prune", "prune-raw", "gates", "roles")
 
 
@@ -31,9 +33,9 @@ def test_recipe_writes_the_page_and_resumes(tiny_run, tiny_data, tmp_path):
         assert f"(small.{step}.svg)" in page
     assert "| 20 | 2 of 2 | 2 of 2 | 2 of 2 |" in page
     assert "Rank correlation of importance with the loss in BLEU" in page
-    gates = json.loads((output / "small.gates.json").read_text(encoding="utf-8"))
-    assert set(gates["parts"]["20"]["gates"]) == set(HEADS)
-    assert gates["command"].startswith("recipes/heads/run.sh --model .../model.pt")
+    gated = json.loads((output / "small.gates.json").read_text(encoding="utf-8"))
+    assert set(gated["parts"]["20"]["gates"]) == set(HEADS)
+    assert gated["command"].startswith("recipes/heads/run.sh --model .../model.pt")
     importance = json.loads((output / "small.importance.json").read_text(encoding="utf-8"))
     assert importance["command"].startswith("collab heads importance .../model.pt --data ")
 
@@ -48,15 +50,7 @@ def test_recipe_writes_the_page_and_resumes(tiny_run, tiny_data, tmp_path):
     assert not (output / "gates").exists()
 
 
-@pytest.fixture
-def recipe(monkeypatch):
-    """Import a module of the recipe."""
-    monkeypatch.syspath_prepend(ROOT / "recipes" / "heads")
-    return importlib.import_module
-
-
-def test_penalty_that_closes_all_gates(recipe, tiny_run, tiny_data, tmp_path):
-    gates = recipe("gates")
+def test_penalty_that_closes_all_gates(tiny_run, tiny_data, tmp_path):
     references = tmp_path / "test.tgt"
     references.write_text("".join(f"{target}\n" for _, target in sentence_pairs(20, seed=2)), encoding="utf-8")
     values = {"0": [[1.0, 1.0]] * 3, "0.1": [[-1.0, -1.0]] * 3}
@@ -80,10 +74,27 @@ def test_penalty_that_closes_all_gates(recipe, tiny_run, tiny_data, tmp_path):
     assert rows[-1].startswith("| 0.1 | 0 of 2 | 0 of 2 | 0 of 2 |")
 
 
-def test_rank_correlation_computed_by_hand(recipe):
-    agreement = recipe("page").agreement
+def test_rank_correlation_computed_by_hand():
     lost = {"E:1:1": 3.0, "E:1:2": 1.0, "E:1:3": 3.0, "E:1:4": 7.0}  # ranks 2.5 1 2.5 4
     parts = {f"t/without/{head}": {"difference": -value} for head, value in lost.items()}
     ranks = {head: {"raw": n**3, "normalised": -value} for n, (head, value) in enumerate(lost.items())}
     sentence = agreement(ranks, {"whole/t": {}, **parts})
     assert sentence.endswith(": -1.00 (normalised, t), 0.63 (raw, t).")  # 3 / √(4.5 · 5)
+
+
+def test_figures_show_names_scores_and_common_axes(tmp_path):
+    pytest.importorskip("matplotlib")
+    for name in ("standard-256", "collaborative-64"):
+        for analysis in ("ablate", "prune", "prune-raw"):
+            shutil.copy(RECORDS / f"curve-{name}.{analysis}.json", tmp_path)
+    run("python", ROOT / "recipes" / "heads" / "figures.py", *sorted(tmp_path.glob("*.json")))
+    text = (tmp_path / "curve-standard-256.ablate.svg").read_text()
+    assert "<title>Ablation of single heads, curve-standard-256</title>" in text
+    assert "on test_2016_flickr; above 0: better without. Framed: p &lt; 0.05" in text
+    assert "encoder_cross_decoder" not in text
+    assert ">−27.6<" in text
+    for name in ("standard-256", "collaborative-64"):
+        text = (tmp_path / f"curve-{name}.prune.svg").read_text()
+        assert text.count(">14<") == 1  # the largest loss, which only standard heads reach
+        assert ">BLEU, test_2017_flickr<" in text
+        assert ">only encoder–decoder<" in text

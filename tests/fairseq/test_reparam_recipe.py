@@ -71,8 +71,13 @@ def test_tables_and_figures_include_fine_tuned_models(done):
         assert "<svg" in (done / figure).read_text(encoding="utf-8")
     page = done / "page.md"
     page.write_text("# Page\n<!-- study -->\nold\n<!-- /study -->\n", encoding="utf-8")
-    run("python", RECIPE / "report.py", done / "tiny.json", "--table", page, "--marker", "study")
+    report = ["python", RECIPE / "report.py", done / "tiny.json"]
+    published = [*report, "--output", page, "--marker", "study"]
+    assert "is stale" in run(*published, "--check", check=False).stderr
+    run(*published)
     assert page.read_text(encoding="utf-8") == f"# Page\n<!-- study -->\n{table.strip()}\n<!-- /study -->\n"
+    assert "is up to date" in run(*published, "--check").stderr
+    assert run(*report).stdout == table
 
 
 def test_resumed_study_skips_finished_parts(command, done):
@@ -90,3 +95,8 @@ def test_rejects_missing_checkpoint(tmp_path):
     failed = run(RECIPE / "run.sh", *flags, check=False)
     assert failed.returncode == 1
     assert "there is no checkpoint" in failed.stderr
+
+
+def test_rejects_methods_without_checkpoints():
+    failed = run(RECIPE / "run.sh", "--finetune-method", "plain", check=False)
+    assert (failed.returncode, "--finetune-method: invalid choice: 'plain'" in failed.stderr) == (2, True)

@@ -92,6 +92,12 @@ def test_command_keeps_order_and_names_skipped_lines(exported, translator, trans
     rows = [f"{n}\t{one.score:.4f}\t{one.text}" for n, row in enumerate(best, 1) for one in row]
     assert translate(exported, file, *FLAGS, "--nbest", 2)[:2] == (0, rows)
     assert "6\t0.0000\t" in rows
+    pipe, end = os.pipe()
+    os.write(end, file.read_bytes())
+    os.close(end)
+    assert translate(exported, f"/dev/fd/{pipe}", *FLAGS, "--scores") == (0, scores, "")
+    os.close(pipe)
+    assert translate(exported, tmp_path / "missing")[0] == 1
 
 
 def test_interruption_keeps_translations(exported, translator, translate, monkeypatch, caplog, tmp_path):
@@ -234,3 +240,9 @@ def test_export_reads_but_never_writes_through_links(exported, translator, tmp_p
 def test_rejects_impossible_requests(translator, lines, search, match):
     with pytest.raises(TranslationError, match=match):
         translator.translate(lines, **search)
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99"])
+def test_rejects_unusable_device(exported, device):
+    with pytest.raises(TranslationError, match=f"^device must be one that torch can use; got {device} "):
+        collab_fairseq.load(exported, device=device)

@@ -3,7 +3,6 @@
 import os
 
 import pytest
-import torch
 
 from collab_fairseq.export import ctranslate2
 from collab_fairseq.export.source import read_source
@@ -13,11 +12,10 @@ from collab_fairseq.heads.removal import remove_heads
 from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.reparam import ReparamError
-from collab_fairseq.reparam.fairseq import convert
 from collab_fairseq.translation import load_model, with_state
 from fairseq_modern.errors import UserError
-from tests.fairseq.heads_cases import relevance_totals
-from tests.fairseq.models import batch
+from tests.fairseq.heads_cases import convert, relevance_totals
+from tests.fairseq.models import batch, logits
 from tests.fairseq.serving_cases import cases
 
 SHARED = ["shared-values", "multi-query", "latent"]
@@ -37,24 +35,19 @@ def trained(models):
     return {kind: load_model(path) for kind, path in paths.items()}
 
 
-def logits(source):
-    with torch.no_grad():
-        return source.model(*batch())[0]
-
-
 @pytest.mark.parametrize("kind", ["shared-values", "multi-query", "mixed"])
 def test_conversion_at_the_full_key_dimension_keeps_the_function(trained, kind):
     """Groups of standard heads become collaborative heads with shared values."""
     source = trained[kind]
-    expected = logits(source)
+    expected = logits(source.model)
     dims = {layer_id: layer.key_dim for layer_id, layer in attention_layers(source.model).items()}
     converted = with_state(source, convert(source, dims)[0])
-    assert (logits(converted) - expected).abs().max() < 1e-4
+    assert (logits(converted.model) - expected).abs().max() < 1e-4
     for layer_id, layer in attention_layers(converted.model).items():
         groups = 2 if kind == "mixed" and not layer_id.startswith("encoder") else 1
         assert (layer.num_heads, layer.value_heads, hasattr(layer, "mixing")) == (2, groups, True)
     smaller = with_state(source, convert(source, dict.fromkeys(dims, 3))[0])
-    assert (logits(smaller) - expected).abs().max() > 1e-3
+    assert (logits(smaller.model) - expected).abs().max() > 1e-3
 
 
 def test_rejects_conversion_and_analyses_of_heads_that_are_not_separate(trained):

@@ -6,7 +6,6 @@ import pytest
 
 from tests.common import ROOT, run
 
-
 SEARCHES = ("--bf16 --attention-content-bias", "--fp16", "--fp16 --collaborative-heads none")
 
 

@@ -1,4 +1,4 @@
-"""Attention layers, compared with the float64 reference and with plain torch."""
+"""Attention layers, compared with the float64 reference."""
 
 import copy
 
@@ -7,7 +7,7 @@ import torch
 
 from collab_fairseq.attention import CollaborativeAttention, LatentAttention
 from tests.common import DEVICES, FLOAT64
-from tests.unit.attention_cases import ATTENTION_TYPES, LAYERS, E, H, N, T, build, inputs, masks, reference
+from tests.unit.attention_cases import ATTENTION_TYPES, LAYERS, E, H, T, build, inputs, masks, reference
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -43,8 +43,8 @@ def test_gradcheck(name, mask):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("mask", ["none", "padding", "causal", "padding-additive"])
 @pytest.mark.parametrize("name", [*ATTENTION_TYPES, "collaborative", "collaborative-wide"])
-def test_error_is_at_most_twice_that_of_plain_torch(name, mask, dtype, device):
-    """Both get the same rounded parameters and inputs; the reference uses these in float64."""
+def test_error_is_a_few_roundings(name, mask, dtype, device):
+    """The reference gets the same rounded parameters and inputs, and uses them in float64."""
     layer = build(name, dtype=dtype)
     query, key, value = inputs("self", dtype)
     arguments = masks(mask, T, layer.num_heads)
@@ -52,38 +52,8 @@ def test_error_is_at_most_twice_that_of_plain_torch(name, mask, dtype, device):
     layer, query = layer.to(device), query.to(device)
     arguments = {k: v.to(device) if torch.is_tensor(v) else v for k, v in arguments.items()}
     output = layer(query, query, query, **arguments)[0].double().cpu()
-    plain = plain_attention(layer, query, arguments).double().cpu()
-    error, plain_error = (output - exact).abs().max(), (plain - exact).abs().max()
-    slack = 1e-14 if dtype == torch.float64 else torch.finfo(dtype).eps / 4  # the float64 reference rounds as well
-    assert 0 < error <= 2 * plain_error + slack
-
-
-def plain_attention(layer, query, arguments):
-    """Self-attention by the textbook formula in torch, in the dtype of the layer, with a copy of the key per head."""
-    key = layer.latent_proj(query) if isinstance(layer, LatentAttention) else query
-    q, k, v = layer.q_proj(query), layer.k_proj(key), layer.v_proj(key)
-    v = v.view(N, -1, layer.value_heads, layer.head_dim).transpose(1, 2)
-    v = v.repeat_interleave(layer.num_heads // layer.value_heads, 1)
-    if isinstance(layer, CollaborativeAttention):
-        q = q.unsqueeze(1)
-        k = k.unsqueeze(1) * layer.mixing.unsqueeze(1)
-    else:
-        q = q.view(N, T, layer.num_heads, -1).transpose(1, 2)
-        k = k.view(N, -1, layer.key_heads, q.size(-1)).transpose(1, 2)
-        k = k.repeat_interleave(layer.num_heads // layer.key_heads, 1)
-    scores = q @ k.transpose(-2, -1)
-    if getattr(layer, "content_bias", None) is not None:
-        scores = scores + (key @ layer.content_bias.T).transpose(1, 2).unsqueeze(2)
-    scores = scores * layer.scale
-    if arguments.get("is_causal"):
-        scores = scores + torch.full((T, T), -torch.inf, dtype=scores.dtype, device=scores.device).triu(1)
-    padding = arguments.get("key_padding_mask")
-    if padding is not None and padding.dtype == torch.bool:
-        scores = scores.masked_fill(padding[:, None, None], -torch.inf)
-    elif padding is not None:
-        scores = scores + padding.to(scores.dtype)[:, None, None]
-    context = torch.softmax(scores, -1) @ v
-    return layer.out_proj(context.transpose(1, 2).flatten(2))
+    error = (output - exact).abs().max() / (torch.finfo(dtype).eps * exact.abs().max())
+    assert 0 < error <= (2 if dtype.itemsize == 2 else 4)  # on a CPU, at most 1.4 and 2.7
 
 
 def test_finite_fill_values_are_added_to_the_scores():
@@ -113,11 +83,13 @@ class Doubled(torch.nn.Linear):
         return 2 * super().forward(inputs)
 
 
-@pytest.mark.parametrize("name", ["k_proj", "v_proj"])
+@pytest.mark.parametrize(
+    ("attention_type", "name"), [("latent", "k_proj"), ("latent", "v_proj"), ("collaborative", "v_proj")]
+)
 @pytest.mark.parametrize("change", ["subclass", "hook", "pre-hook", "none"])
-def test_latent_attention_calls_changed_projections_in_evaluation(name, change):
-    """As in training, which never absorbs their weights."""
-    layer = build("latent", "cross")
+def test_changed_projections_are_called(attention_type, name, change):
+    """Their weights are not fused, nor absorbed in evaluation. Training never absorbs weights."""
+    layer = build(attention_type, "cross")
     query, key, value = inputs("cross")
     before = layer(query, key, value)[0]
     projection = layer.get_submodule(name)

@@ -105,9 +105,11 @@ def test_empty_inputs_give_the_same_as_in_torch(cls, kernel, rows, query_len, ke
         assert all(g is None or torch.isfinite(g).all() for g in gradients)
 
 
-@pytest.mark.parametrize("name", ATTENTION_TYPES)
-def test_compiled_layer_gives_the_same_without_graph_breaks(name):
-    layer = build(name, "cross")
+@pytest.mark.parametrize(
+    ("name", "kernel"), [*((name, "auto") for name in ATTENTION_TYPES), ("collaborative-content", "sdpa")]
+)
+def test_compiled_layer_gives_the_same_without_graph_breaks(name, kernel):
+    layer = build(name, "cross", kernel=kernel)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     query, key, value = leaves("cross")
     arguments = masks("padding", 5, layer.num_heads)

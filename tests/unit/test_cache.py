@@ -49,14 +49,3 @@ def test_random_appends_and_selections_of_diverging_copies(content):
         for cache, expected in branches:
             assert positions(cache.entry, cache.padding) == expected
     assert max(len(row) for _, expected in branches for row in expected) > 20
-
-
-def test_gradients_reach_cached_tensors():
-    random = torch.Generator().manual_seed(0)
-    first, new = draw(4, 2, random, True), draw(4, 1, random, True)
-    for tensor in (*first, *new):
-        tensor.requires_grad_()
-    cache = Cache(first).append(new).select(torch.tensor([3, 3]))
-    cache.entry.value.sum().backward()
-    assert first.value.grad.sum((1, 2, 3)).tolist() == [0, 0, 0, 2 * H * 2 * V]
-    assert new.value.grad.sum((1, 2, 3)).tolist() == [0, 0, 0, 2 * H * V]

@@ -1,4 +1,4 @@
-"""Models of transformers with collaborative heads, compared with transformers and with the float64 reference."""
+"""Models of transformers with collaborative heads, compared with the source and the float64 reference; calibration."""
 
 import copy
 import math
@@ -14,8 +14,8 @@ from collab_fairseq import huggingface as hf  # noqa: E402
 from collab_fairseq.attention import block_mixing  # noqa: E402
 from collab_fairseq.attention.reference import reference_attention  # noqa: E402
 from collab_fairseq.huggingface import layers  # noqa: E402
-from collab_fairseq.reparam import ReparamError, fit_scores  # noqa: E402
-from collab_fairseq.reparam.huggingface import to_collaborative  # noqa: E402
+from collab_fairseq.reparam import Calibrator, ReparamError, fit_scores  # noqa: E402
+from collab_fairseq.reparam.huggingface import calibrate, to_collaborative  # noqa: E402
 from tests.common import FLOAT64, run  # noqa: E402
 from tests.unit.huggingface_cases import BERT, CASES, HEADS, WIDTH, inputs, make, outputs, without_padding  # noqa: E402
 
@@ -109,25 +109,20 @@ def test_bert_decoder_continues_from_its_cache():
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_half_the_key_dimension_changes_the_output_little(case):
-    model, batch = make(case), inputs(case)
-    before = copy.deepcopy(model.state_dict())
-    converted = to_collaborative(model, WIDTH // 2, calibration=[inputs(case, 16, 2)])
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-    assert not converted.training
-    assert converted.num_parameters() < model.num_parameters()
-    without_heads = to_collaborative(model, WIDTH)  # control: far from the source
+def test_half_the_key_dimension_changes_the_output_little_and_is_saved(case, tmp_path):
+    source, batch = make(case), inputs(case)
+    before = copy.deepcopy(source.state_dict())
+    model = to_collaborative(source, WIDTH // 2, calibration=[inputs(case, 16, 2)])
+    assert all(torch.equal(before[name], tensor) for name, tensor in source.state_dict().items())
+    assert not model.training
+    assert model.num_parameters() < source.num_parameters()
+    without_heads = to_collaborative(source, WIDTH)  # control: far from the source
     for _, layer in hf.attention_layers(without_heads):
         nn.init.zeros_(layer.mixing)
-    models = (model, converted, without_heads)
-    expected, close, far = (without_padding(case, batch, outputs(each, batch).logits) for each in models)
-    assert 1e-4 * expected.norm() < (close - expected).norm() < 0.3 * (far - expected).norm()
+    models = (source, model, without_heads)
+    exact, close, far = (without_padding(case, batch, outputs(each, batch).logits) for each in models)
+    assert 1e-4 * exact.norm() < (close - exact).norm() < 0.3 * (far - exact).norm()
 
-
-@pytest.mark.parametrize("case", CASES)
-def test_saved_model_is_loaded_unchanged(case, tmp_path):
-    source, batch = make(case), inputs(case)
-    model = to_collaborative(source, WIDTH // 2, calibration=[batch])
     expected = outputs(model, batch).logits
     model.save_pretrained(tmp_path)
     loaded, info = type(model).from_pretrained(tmp_path, output_loading_info=True, attn_implementation="eager")
@@ -166,7 +161,8 @@ def test_auto_classes_load_saved_models_and_damage_is_reported(tmp_path):
     with pytest.raises(ReparamError, match=r"have key_dim \(int\), .*; got \{'key_dim': 12\}"):
         type(model)(model.config_class(**BERT, attention_shapes={"encoder.layer.0.attention.self": {"key_dim": 12}}))
     make("bert").save_pretrained(tmp_path / "standard")
-    assert type(hf.from_pretrained(tmp_path / "standard")) is transformers.BertForSequenceClassification
+    for standard in (hf.from_pretrained(tmp_path / "standard"), hf.from_pretrained(tmp_path, subfolder="standard")):
+        assert type(standard) is transformers.BertForSequenceClassification
 
 
 def test_scale_of_the_source_is_kept():
@@ -223,3 +219,51 @@ def test_rejects_unsuitable_models_layers_calibration_and_attention():
     converted.config._attn_implementation_internal = "flash_attention_2"
     with pytest.raises(ReparamError, match="need attn_implementation eager or sdpa; got flash_attention_2"):
         outputs(converted, inputs("bert"))
+
+
+def assert_calibrated(result, scores, sentences, causal=False):
+    """Compare with single sentences: pairs of inputs (S, D) and the mask (S) of positions without padding."""
+    calibrator, uniform = Calibrator(scores), Calibrator()
+    for states, mask in sentences:
+        words = states[mask][None]
+        future = torch.ones(words.size(1), words.size(1), dtype=torch.bool).triu(1) if causal else None
+        calibrator.update(words, words, attn_mask=future)
+        uniform.update(words, words, attn_mask=future)
+    expected, control = calibrator.result(), uniform.result()
+    assert result.queries == expected.queries
+    for actual, correct, wrong in zip(result[1:], expected[1:], control[1:], strict=True):
+        torch.testing.assert_close(actual, correct, rtol=0, atol=1e-4)
+        assert (correct - wrong).abs().max() > 1e-3  # control: attention matters
+
+
+@pytest.mark.parametrize(("case", "uses"), [("bert", [1]), ("albert", [0, 1, 2])])
+def test_calibration_ignores_padding_and_counts_every_use_of_a_shared_layer(case, uses):
+    model, batches = make(case), [inputs(case, 5, 3), inputs(case, 4, 4)]
+    (result,) = calibrate(model, batches, CASES[case].layers).values()
+    sentences = []
+    for batch in batches:
+        states = outputs(model, batch, output_hidden_states=True).hidden_states
+        for use in uses:
+            sentences += zip(states[use], batch["attention_mask"].bool(), strict=True)
+    assert_calibrated(result, dict(hf.score_weights(model))[CASES[case].layers[0]], sentences)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_calibration_of_a_decoder_sees_the_past_and_no_padding(implementation):
+    model, batch = make("marian", implementation), inputs("marian", 4)
+    results = calibrate(model, [batch])
+    assert len(results) == 6
+    kept = batch["labels"] != -100
+    states = outputs(model, batch, output_hidden_states=True).decoder_hidden_states
+    name = "decoder.layers.1.self_attn"
+    scores = dict(hf.score_weights(model))[name]
+    assert_calibrated(results[name], scores, zip(states[1], kept, strict=True), causal=True)
+    source_words = int(batch["attention_mask"].sum())
+    assert {r.queries for layer, r in results.items() if layer.startswith("encoder.")} == {source_words}
+    assert {r.queries for layer, r in results.items() if layer.startswith("decoder.")} == {int(kept.sum())}
+    # with decoder_input_ids, the last word before the padding, which has no label, counts too
+    text = {name: tensor for name, tensor in batch.items() if name != "labels"}
+    text["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=batch["labels"])
+    assert calibrate(model, [text])[name].queries == int(kept.sum()) + 1
+    text["decoder_attention_mask"] = kept.long()
+    torch.testing.assert_close(calibrate(model, [text])[name], results[name])

@@ -70,24 +70,9 @@ def multiply_adds(layer, query_len, key_len):
     return counter.get_total_flops() // 2 + (0 if mixing is None else query_len * mixing.numel())
 
 
-@pytest.mark.parametrize(
-    ("cls", "sizes", "millions", "multiply_adds_of_128"),
-    [
-        (StandardAttention, (512, 8, 512), "1.05", "1.51e+08"),
-        (CollaborativeAttention, (512, 8, 128), "0.66", "1.09e+08"),
-        (StandardAttention, (768, 12, 768), "2.36", "3.27e+08"),
-        (CollaborativeAttention, (768, 12, 256), "1.58", "2.65e+08"),
-    ],
-)
-def test_table_1_of_the_paper(cls, sizes, millions, multiply_adds_of_128):
-    with torch.device("meta"):
-        layer = cls(*sizes, bias=False, kernel="bmm")
-    assert f"{parameters(layer) / 1e6:.2f}" == millions
-    assert f"{multiply_adds(layer, 128, 128):.2e}" == multiply_adds_of_128
-
-
 #: class, sizes (E, H, key dimension), options; then from the closed formulas: weights, biases, multiply–adds for 20
-#: queries and 31 keys and for 2 queries and 310 keys, KV cache per token
+#: queries and 31 keys and for 2 queries and 310 keys, KV cache per token. The first two rows have the weights of
+#: Table 1 of the paper: 1.05 M and 0.66 M
 COSTS = [
     (StandardAttention, (512, 8, 512), {}, 1048576, 2048, 27373568, 164212736, 512 + 512),
     (CollaborativeAttention, (512, 8, 128), {}, 656384, 1280, 17684480, 103190528, 128 + 512),

@@ -1,4 +1,4 @@
-"""Benchmarks: memory, interleaved rounds, statistics, comparison of implementations, records, tables."""
+"""Benchmarks: memory, interleaved rounds, statistics, comparison, records, tables, `collab bench`."""
 
 import json
 from functools import partial
@@ -6,21 +6,38 @@ from functools import partial
 import pytest
 import torch
 
-pytest.importorskip("fairseq")
-
+from collab_fairseq.attention.cache import source_rows
 from collab_fairseq.bench import layers, measure, models, programs, runner
 from collab_fairseq.bench.implementations import implementations
-from collab_fairseq.bench.measure import BenchError, Options, interleave, peak_bytes, ratio, spread
+from collab_fairseq.bench.measure import Options, interleave, peak_bytes, ratio, spread
 from collab_fairseq.bench.models import LENGTHS, draw
 from collab_fairseq.bench.table import table
+from collab_fairseq.cli.main import main
 from collab_fairseq.modules.attention import IncrementalAttention
 from collab_fairseq.records import environment
 from collab_fairseq.records.record import load
 from fairseq_modern.errors import UserError
-from tests.common import Waiting
+from tests.common import run
 
 QUICK = Options(quick=True)
 DO_NOTHING = {"ours": lambda: None, "fairseq": lambda: None}
+SELF = {"fairseq-self", "standard-sdpa", "authors", "ours"}
+DECODE = {"fairseq", "standard-sdpa", "authors", "ours"}
+ROWS = {
+    "layer": {"layer/encoder/3x6/dk4/train": SELF, "layer/encoder/3x6/dk4/memory": SELF},
+    "decode": {
+        "decode/cross/3x2/S5/dk4": DECODE,
+        "decode/self/3x2/T4/dk4": DECODE,
+        "decode/translate/tiny/6/dk4": {"fairseq", "none", "ours"},
+        "decode/translate/tiny/6/dk4/bf16": {"fairseq", "fairseq-bf16", "ours"},
+    },
+    "train": {
+        "train/tiny/3x6/dk4": {"fairseq", "none", "authors", "ours"},
+        "train/tiny/3x6/dk4/fast": {"fairseq", "ours"},
+        "train/tiny/3x6/dk4/fast-bf16": {"fairseq", "fairseq-bf16", "ours"},
+        "train/tiny/3x6/dk4/fast-memory": {"fairseq", "ours"},
+    },
+}
 
 
 def test_peak_memory_is_the_largest_running_sum():
@@ -106,7 +123,7 @@ def test_wrong_implementations_are_not_timed(name, change, message, monkeypatch)
     sizes = (3, 6, 8, 16, 2)
     assert set(layers.train(*sizes, QUICK)[0]) == {"fairseq-self", "standard-sdpa", "authors", "ours"}
     monkeypatch.setattr(layers, "implementations", changed)
-    with pytest.raises(BenchError, match=rf"{message}, differs by .* of the largest value"):
+    with pytest.raises(UserError, match=rf"{message}, differs by .* of the largest value"):
         layers.train(*sizes, QUICK)
 
 
@@ -114,7 +131,7 @@ def test_wrong_reordering_of_caches_is_not_timed(monkeypatch):
     sizes = (False, 3, 2, 4, 4, 16, 2)
     assert "ours" in layers.decode(*sizes, QUICK)[0]
     monkeypatch.setattr(IncrementalAttention, "reorder_incremental_state", lambda self, state, *order: state)
-    with pytest.raises(BenchError, match=r"^output of \S+, compared with fairseq, differs"):
+    with pytest.raises(UserError, match=r"^output of \S+, compared with fairseq, differs"):
         layers.decode(*sizes, QUICK)
 
 
@@ -129,6 +146,17 @@ def test_models_of_one_attention_type_have_equal_parameters():
     assert (outputs["ours"] - outputs["none"]).abs().max() > 0.1
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_training_rows_run_in_the_data_type_of_the_record(dtype, monkeypatch):
+    options = Options(quick=True, dtype=dtype)
+    monkeypatch.setattr(programs, "_step", lambda *arguments, autocast: autocast)
+    rows = {name: row for name, row in runner.rows("train", options).items() if "tiny" in name}
+    assert ("train/tiny/3x6/dk4/fast-bf16" in rows) == (dtype == "float32")  # it compares both types
+    for name, row in rows.items():
+        if not name.endswith("fast-bf16"):
+            assert set(row(options)[0].values()) == {dtype == "bfloat16"}
+
+
 def test_sentence_lengths_are_those_of_multi30k_up_to_scale():
     drawn = draw(5000, seed=1)
     assert abs(sorted(drawn)[2500] - LENGTHS[4]) <= 1
@@ -141,14 +169,14 @@ def test_sentence_lengths_are_those_of_multi30k_up_to_scale():
     assert not mask[:, -1].any()
 
 
-@pytest.mark.parametrize("cross", [True, False])
-def test_decoding_step_does_not_synchronise_with_a_gpu(cross):
-    with Waiting() as device:
-        step = layers.decode(cross, 3, 2, 4, 4, 16, 2, QUICK)[0]["ours"]
-        step()
-        device.values.clear()
-        step()
-    assert set(device.values) <= {torch.bool}  # masks, which only a CPU inspects
+def test_decoding_step_reads_the_order_on_the_host_only_once(monkeypatch):
+    """Each time, it would wait for a GPU. The layers of a model share the result, too."""
+    calls = []
+    monkeypatch.setattr(layers, "source_rows", lambda *arguments: calls.append(arguments) or source_rows(*arguments))
+    step = layers.decode(True, 3, 2, 4, 4, 16, 2, QUICK)[0]["ours"]
+    step()
+    step()
+    assert len(calls) == 1
 
 
 def test_interrupted_benchmark_continues(tmp_path, monkeypatch):
@@ -178,7 +206,7 @@ def test_interrupted_benchmark_continues(tmp_path, monkeypatch):
         runner.run("layer", QUICK, output=path)
 
 
-@pytest.mark.parametrize("error", [BenchError, RuntimeError, torch.OutOfMemoryError])
+@pytest.mark.parametrize("error", [UserError, RuntimeError, torch.OutOfMemoryError])
 def test_failed_row_is_missing_and_others_are_measured(error, caplog, monkeypatch):
     def failing(options):
         raise error("no luck\nand a long story")
@@ -189,3 +217,38 @@ def test_failed_row_is_missing_and_others_are_measured(error, caplog, monkeypatc
     assert "layer/failing is missing: no luck" in caplog.text
     assert "| layer/good | " in table([record])
     assert "failing" not in table([record])
+
+
+@pytest.mark.parametrize("what", ROWS)
+def test_quick_rows_measure_their_implementations(what, tmp_path):
+    path = tmp_path / "record.json"
+    rows = ["--rows", "*/tiny/*"] if what == "train" else []
+    done = run("collab", "bench", what, "--quick", "--device", "cpu", "--json", path, *rows)
+    record = json.loads(path.read_text())
+    assert (record["name"], record["settings"]["quick"]) == (what, True)
+    parts = record["parts"]
+    assert {name: set(part["values"]) for name, part in parts.items()} == ROWS[what]
+    assert all(part["unit"] == ("bytes" if name.endswith("memory") else "s") for name, part in parts.items())
+    assert all(f"| {name} |" in done.stdout for name in parts)
+    assert "a miniature, no measurement" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("--device cpu --rows nothing", "--rows nothing matches no row"),
+        ("--device cpu --clock processor --threads 2", "--clock processor needs --threads 1"),
+        pytest.param(
+            "--device cuda",
+            "--device cuda needs a GPU that torch can use",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU"),
+        ),
+    ],
+)
+def test_rejects_wrong_options_in_one_line(command, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "layer", *command.split()]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("collab bench layer: error: ")
+    assert message in error
+    assert list(tmp_path.iterdir()) == []
