@@ -6,6 +6,7 @@ from typing import Any, Dict, List, Optional, Sequence
 from collab_fairseq.records import pages
 from collab_fairseq.records.files import PathLike
 from collab_fairseq.records.rows import hardware
+from fairseq_modern.errors import UserError
 
 from .runner import choose
 
@@ -35,8 +36,18 @@ def table(
     Args:
         patterns: see :func:`choose`.
         paths: files of the records, for links from a page in ``folder``.
+
+    Raises:
+        UserError: a pattern matches no row, or the records have none, as those of other benchmarks.
     """
-    parts = {name: part for record in records for name, part in record["parts"].items() if "ratios" in part}
+    parts = {
+        name: part
+        for record in records
+        for name, part in record["parts"].items()
+        if isinstance(part, dict) and "ratios" in part
+    }
+    if not parts:
+        raise UserError("the records must have ratios of collab bench layer, decode or train; got none")
     parts = {name: parts[name] for name in choose(parts, patterns)}
     present = {implementation for part in parts.values() for implementation in part["ratios"]}
     columns = [name for name in LABELS if name in present]

@@ -41,6 +41,8 @@ class CTranslate2Engine:
         self._folder = os.fspath(folder)
         _check_files(self._folder)
         kind, _, index = device.partition(":")
+        if kind not in ("cpu", "cuda", "auto") or not (index or "0").isdecimal():
+            raise TranslationError(f"device must be cpu, cuda or cuda:N; got {device}")
         options = {"device_index": int(index or 0), "compute_type": precision, "intra_threads": threads or 0}
         self._translator = self._call(require("ctranslate2").Translator, self._folder, device=kind, **options)
 

@@ -75,8 +75,7 @@ class Study:
             command("recipes/glue/run.py"),
             settings,
             folder / "record.json",
-            device="cpu" if self.device == "cpu" else "gpu",
-            threads=torch.get_num_threads(),
+            device=self.device,
         )
 
     def stage(self, name: str) -> None:

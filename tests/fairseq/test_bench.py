@@ -217,6 +217,8 @@ def test_failed_row_is_missing_and_others_are_measured(error, caplog, monkeypatc
     assert "layer/failing is missing: no luck" in caplog.text
     assert "| layer/good | " in table([record])
     assert "failing" not in table([record])
+    with pytest.raises(UserError, match=r"must have ratios of collab bench .*; got none"):
+        table([{**record, "parts": {"sentences": 200}}])
 
 
 @pytest.mark.parametrize("what", ROWS)
