@@ -57,8 +57,10 @@ def train(size: str, sentences: int, length: int, key_dim: int, mode: str, optio
     batch = make_batch(sources, targets, task, options.device)
     if mode == "fast-bf16":
         in_bfloat16 = {"fairseq-bf16", "ours"}
+    elif options.torch_dtype == torch.bfloat16:
+        in_bfloat16 = set(models)
     else:
-        in_bfloat16 = set(models) if options.torch_dtype == torch.bfloat16 else set()
+        in_bfloat16 = set()
     steps = {}
     for name, model in models.items():
         criterion, optimizer = (chunked, FusedAdam) if fast and name == "ours" else (label_smoothed, Adam)

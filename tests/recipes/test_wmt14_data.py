@@ -186,7 +186,7 @@ def test_unpacked_folder_gives_the_same_data_unless_it_is_incomplete(source, wmt
     actual, expected = (content(folder.parent / "data" / "wmt16_en_de" / "data-bin") for folder in (source, wmt16))
     assert actual == expected
     prepared = Path("data", "wmt16_en_de", "prepared.txt")
-    assert f"archive\t{ARCHIVE}\t-\t" in (source.parent / prepared).read_text()  # nobody has verified it
+    assert f"archive\t{ARCHIVE}\t-\t" in (source.parent / prepared).read_text()  # not verified
     assert f"archive\t{ARCHIVE}\tmd5:" in (wmt16.parent / prepared).read_text()  # control: the archive itself
     assert "is complete, nothing to do" in prepare("wmt16_en_de", source, "--archive", unpacked).stderr
 
