@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import socket
 import subprocess
 from dataclasses import dataclass
@@ -25,6 +26,17 @@ SET_BY_MACHINE = (
 )
 #: tokens of the longest sentence; fairseq skips longer ones (--max-source-positions)
 LONGEST = 1024
+#: bash commands on a node of a Slurm job: start torchrun with the rank of the node, and turn SIGUSR1, which srun
+#: forwards to all processes, into SIGTERM to torchrun
+START_ON_NODE = """
+trap '' USR1  # also in the processes of torchrun
+"${@:1:3}" --node_rank "$SLURM_NODEID" "${@:4}" &
+torchrun=$!
+trap 'kill -TERM "$torchrun"' USR1
+wait "$torchrun"; status=$?
+while kill -0 "$torchrun" 2>/dev/null; do wait "$torchrun"; status=$?; done
+exit "$status"
+"""
 
 
 class Gpus(NamedTuple):
@@ -191,8 +203,7 @@ class Machine:
         if self.processes == 1:
             return []
         address, port = "127.0.0.1", rendezvous_port()
-        in_slurm_job = self.nodes > 1 and bool(os.environ.get("SLURM_JOB_ID"))
-        if in_slurm_job:
+        if self.in_slurm_job():
             address = first_host(os.environ["SLURM_JOB_NODELIST"])
         elif self.nodes > 1:
             address, _, port = self.master.rpartition(":")
@@ -202,15 +213,22 @@ class Machine:
                 )
         torchrun = [PYTHON, "-m", "torch.distributed.run", "--nproc_per_node", str(self.gpus)]
         torchrun += ["--nnodes", str(self.nodes), "--master_addr", address, "--master_port", port]
-        if not in_slurm_job:
+        if not self.in_slurm_job():
             return [*torchrun, "--node_rank", str(self.node_rank)]
         # srun starts one torchrun per node, and the rank of a node is known only there. Since Slurm 22.05, srun does
         # not inherit --cpus-per-task from the job: all processes of a node would share one core
         cores = os.environ.get("SLURM_CPUS_PER_TASK") or os.environ.get("SLURM_CPUS_ON_NODE") or str(self.threads)
         srun = ["srun", "--nodes", str(self.nodes), "--ntasks", str(self.nodes), "--ntasks-per-node", "1"]
         srun += ["--kill-on-bad-exit=1", "--cpus-per-task", cores]
-        with_rank = ["bash", "-c", 'exec "${@:1:3}" --node_rank "$SLURM_NODEID" "${@:4}"', "torchrun"]
-        return [*srun, *with_rank, *torchrun]
+        return [*srun, "bash", "-c", START_ON_NODE, "torchrun", *torchrun]
+
+    def in_slurm_job(self) -> bool:
+        """Whether srun starts the training processes."""
+        return self.nodes > 1 and bool(os.environ.get("SLURM_JOB_ID"))
+
+    def stop_signal(self) -> signal.Signals:
+        """The signal that makes the command of :meth:`launch` save and stop. On SIGTERM, srun kills all processes."""
+        return signal.SIGUSR1 if self.in_slurm_job() else signal.SIGTERM
 
 
 def first_host(nodelist: str) -> str:

@@ -43,18 +43,21 @@ def start(command: Sequence[Any], **options: Any) -> "subprocess.Popen[Any]":
 
 
 @contextlib.contextmanager
-def forward_signals(processes: Collection["subprocess.Popen[Any]"]) -> Iterator[List[int]]:
-    """Within the block, forward SIGINT and SIGTERM as SIGTERM to the processes. Yields the list of received signals.
+def forward_signals(
+    processes: Collection["subprocess.Popen[Any]"], stop_signal: signal.Signals = signal.SIGTERM
+) -> Iterator[List[int]]:
+    """Within the block, forward SIGINT and SIGTERM to the processes. Yields the list of received signals.
 
     Args:
         processes: read when a signal arrives, so that later ones are included.
+        stop_signal: the signal that the processes get.
     """
     received: List[int] = []
 
     def forward(number: int, frame: Any) -> None:
         received.append(number)
         for process in list(processes):
-            terminate(process)
+            send(process, stop_signal)
 
     earlier = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -64,11 +67,11 @@ def forward_signals(processes: Collection["subprocess.Popen[Any]"]) -> Iterator[
             signal.signal(number, handler)
 
 
-def terminate(process: "subprocess.Popen[Any]") -> None:
-    """Send SIGTERM. Unlike Popen.terminate, do not reap the process: its resource usage is still to be read."""
+def send(process: "subprocess.Popen[Any]", number: signal.Signals) -> None:
+    """Send a signal. Unlike Popen.send_signal, do not reap the process: its resource usage is still to be read."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGTERM)
+            os.kill(process.pid, number)
 
 
 def run_logged(
@@ -76,9 +79,10 @@ def run_logged(
     log: Optional[Path] = None,
     usage: Optional[Path] = None,
     about: Optional[Dict[str, Any]] = None,
+    stop_signal: signal.Signals = signal.SIGTERM,
     **options: Any,
 ) -> int:
-    """Run a command and wait for its end. SIGINT and SIGTERM to this process are forwarded to it as SIGTERM.
+    """Run a command and wait for its end. SIGINT and SIGTERM to this process are forwarded to it.
 
     Args:
         command: program and arguments, converted to strings.
@@ -88,6 +92,7 @@ def run_logged(
             `{"wall_seconds", "peak_memory_bytes", "exit_status"}` at the end. The peak includes the children that the
             command waited for.
         about: further fields for the first of these lines.
+        stop_signal: the signal that the command gets when one is forwarded.
         options: for `subprocess.Popen`.
 
     Returns:
@@ -98,7 +103,7 @@ def run_logged(
     """
     processes: List[subprocess.Popen[Any]] = []
     with contextlib.ExitStack() as stack:
-        received = stack.enter_context(forward_signals(processes))
+        received = stack.enter_context(forward_signals(processes, stop_signal))
         shown: Optional[IO[bytes]] = None
         if log:
             options.update(stdout=stack.enter_context(open(log, "ab")), stderr=subprocess.STDOUT)
@@ -110,7 +115,7 @@ def run_logged(
         process = start(command, **options)
         processes.append(process)
         if received:  # before the process was in the list
-            terminate(process)
+            send(process, stop_signal)
         peak = _wait(process, shown)
         if usage:
             seconds = round(time.monotonic() - begin, 3)

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -22,7 +23,7 @@ from .data import fingerprint
 from .folder import check_output, check_settings, kept_settings
 from .machine import find_gpus
 from .overrides import shell_words
-from .process import STOPPED, forward_signals, run_logged, start, terminate
+from .process import STOPPED, forward_signals, run_logged, send, start
 from .programs import collab
 from .settings import ROOT, RecipeError, SettingsError, identity
 
@@ -164,7 +165,7 @@ def make(runs: Dict[str, List[str]], output: Path, jobs: int, gpus: int) -> List
                 options = {"stdin": subprocess.DEVNULL, "stdout": stream, "stderr": stream}
                 running[name] = start(command, env=environment, **options)
             if received:
-                terminate(running[name])
+                send(running[name], signal.SIGTERM)
         return failed + wait_for(running, 0, received)
 
 

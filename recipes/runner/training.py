@@ -45,7 +45,7 @@ def train_stage(run: RecipeRun, average: Average, step: str) -> None:
         # auto is fp16 or bf16, depending on the GPUs: the record lists the precision of each part
         machine = {**environment.hardware(), "threads": run.machine.threads}
         about = {"precision": run.machine.precision, "hardware": machine}
-        if run_logged(command(run, average), log, usage, about):
+        if run_logged(command(run, average), log, usage, about, run.machine.stop_signal()):
             raise RecipeError(f"training failed, see {log}; correct the cause, then resume with the same command")
     if average.stage:  # the record of a stage describes its own part of the training run
         for file in (log, usage):

@@ -9,6 +9,7 @@ import subprocess
 
 import pytest
 from runner import evaluation
+from runner.machine import START_ON_NODE
 from runner.settings import RecipeError
 
 from collab_fairseq import checkpoints
@@ -85,17 +86,23 @@ def test_averages_of_other_numbers_have_separate_files(rehearsed):
 
 
 SRUN = r"""#!/usr/bin/env bash
-# simulates srun: runs the command once per node, all on this machine
+# simulates srun: runs the command once per node, all on this machine; kills it on SIGTERM, forwards SIGUSR1 to all
+# processes
+set -m
 echo "srun $*" >>"$SLURM_LOG"
 while [ $# -gt 0 ]; do
     case $1 in --nodes) nodes=$2 ;; --ntasks* | --cpus-per-task) ;; --*) shift && continue ;; *) break ;; esac
     shift 2
 done
 pids=()
-trap 'kill -TERM "${pids[@]}"' TERM
+trap 'kill -KILL -- "${pids[@]/#/-}"' TERM
+trap 'kill -USR1 -- "${pids[@]/#/-}"' USR1
 for ((node = 0; node < nodes; node++)); do SLURM_NODEID=$node SLURM_PROCID=$node "$@" & pids+=($!); done
 status=0
-for pid in "${pids[@]}"; do wait "$pid" || status=$?; done
+for pid in "${pids[@]}"; do
+    wait "$pid" || status=$?
+    while kill -0 "$pid" 2>/dev/null; do wait "$pid" || status=$?; done
+done
 exit "$status"
 """
 SCONTROL = """#!/usr/bin/env bash
@@ -141,13 +148,13 @@ def test_srun_gives_each_node_all_its_cores(slurm, variable, cores, tmp_path):
 
 
 @pytest.mark.slow
-def test_job_on_two_nodes_saves_on_sigterm_and_is_requeued(rehearsed, slurm, tmp_path):
+def test_job_on_two_nodes_saves_before_its_time_limit_and_is_requeued(rehearsed, slurm, tmp_path):
     data = ["--data", rehearsed[0] / "data", "--reference", rehearsed[0] / "miniature" / "references.de"]
     flags = ["--output", tmp_path / "run", *data, "--updates", 400, "checkpoint.save_interval_updates=5"]
     command = [str(word) for word in ("bash", RECIPES / "slurm" / "run.sbatch", "wmt14_en_de", *flags)]
     first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     forked.wait_for(lambda: list((tmp_path / "run" / "checkpoints").glob("checkpoint_*_5.pt")), first)
-    first.send_signal(signal.SIGTERM)  # as Slurm does before a time limit, to the script alone
+    first.send_signal(signal.SIGUSR1)  # as Slurm does before a time limit, to the script alone
     output = first.communicate(timeout=200)[0]
     assert first.returncode == 0, output[-3000:]
     assert "2 CPU process(es) x 1024 tokens x update-freq 1" in output
@@ -157,6 +164,41 @@ def test_job_on_two_nodes_saves_on_sigterm_and_is_requeued(rehearsed, slurm, tmp
     assert sum(line.startswith("srun ") for line in log) == 1
     reached = checkpoints.load(tmp_path / "run" / "checkpoints" / "checkpoint_last.pt")
     assert 5 <= reached["optimizer_history"][-1]["num_updates"] < 400
+
+
+@pytest.mark.parametrize(("number", "requeued"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
+def test_only_the_signal_before_the_time_limit_requeues_a_job(slurm, number, requeued, tmp_path):
+    """Slurm sends SIGTERM for scancel."""
+    recipe = tmp_path / "recipes" / "waiting"
+    recipe.mkdir(parents=True)
+    script = recipe / "run.sh"
+    script.write_text("#!/bin/bash\ntrap 'exit 75' TERM\ntouch started\nwhile true; do sleep 0.02; done\n")
+    script.chmod(0o755)
+    job = {**os.environ, "SLURM_SUBMIT_DIR": str(tmp_path)}
+    command = ["bash", str(RECIPES / "slurm" / "run.sbatch"), "waiting"]
+    process = subprocess.Popen(command, env=job, cwd=tmp_path)
+    forked.wait_for((tmp_path / "started").exists, process)
+    process.send_signal(number)
+    assert process.wait(timeout=20) == (0 if requeued else 75)
+    assert slurm.exists() == requeued
+
+
+def test_sigusr1_on_a_node_becomes_sigterm_to_torchrun_alone(tmp_path):
+    """srun forwards SIGUSR1 to all processes of a node, and kills them on SIGTERM."""
+    torchrun = tmp_path / "torchrun"
+    waiting = "while true; do sleep 0.02; done"
+    torchrun.write_text(
+        f"#!/bin/bash\ntrap 'echo saved; exit 75' TERM\necho $*; ({waiting}) & touch started\n{waiting}\n"
+    )
+    torchrun.chmod(0o755)
+    command = ["bash", "-c", START_ON_NODE, "torchrun", torchrun, "-m", "module", "--nproc_per_node", "2"]
+    job = {**os.environ, "SLURM_NODEID": "1"}
+    node = subprocess.Popen(command, env=job, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    forked.wait_for((tmp_path / "started").exists, node)
+    os.killpg(node.pid, signal.SIGUSR1)
+    assert node.wait(timeout=20) == 75
+    os.killpg(node.pid, signal.SIGTERM)  # the child is still there
+    assert node.stdout.read() == "-m module --node_rank 1 --nproc_per_node 2\nsaved\n"
 
 
 def test_job_must_be_submitted_from_the_repository(tmp_path):
