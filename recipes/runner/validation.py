@@ -35,12 +35,14 @@ NOT_NEGATIVE = (
     *("common.seed", "dataset.num_workers", "dataset.validate_interval_updates"),
     *("optimization.clip_norm", "optimizer.weight_decay", "lr_scheduler.warmup_updates"),
 )
+#: settings that end training before optimization.max_update, whose last checkpoints a recipe averages
+ENDS_EARLY = ("optimization.max_epoch", "optimization.stop_time_hours", "checkpoint.patience")
 #: common names of settings → fairseq's, or this project's
 ALIASES = {
     "learning_rate": "optimization.lr",
     "batch_size": "recipe.batch_tokens",
-    "epochs": "optimization.max_epoch",
-    "max_epochs": "optimization.max_epoch",
+    "epochs": "optimization.max_update",
+    "max_epochs": "optimization.max_update",
     "steps": "optimization.max_update",
     "max_steps": "optimization.max_update",
     "warmup": "lr_scheduler.warmup_updates",
@@ -147,6 +149,13 @@ def validate(cfg: DictConfig) -> None:
 
 
 def _check_ranges(complete: DictConfig) -> None:
+    for name in ENDS_EARLY:
+        value = OmegaConf.select(complete, name)
+        if value and value > 0:
+            raise SettingsError(
+                f"{name} must be left out: a recipe averages the last checkpoints before optimization.max_update; "
+                f"got {shown(value)}"
+            )
     for value in _values(complete, "optimization.lr"):
         if not 0 < value < math.inf:
             raise SettingsError(f"optimization.lr must be positive numbers; got {value}")

@@ -70,6 +70,10 @@ def assert_accepted(done):
         ("model.dropout=${nothere.x}", "model.dropout must have a value: Interpolation key 'nothere.x' not found"),
         ("model.encoder.layer=3", "model.encoder.layer is not a setting; did you mean model.encoder.layers?"),
         ("optimisation.lr=[1]", "optimisation is not a section of settings; did you mean optimization?"),
+        ("checkpoint.patience=5", "checkpoint.patience must be left out: a recipe averages the last checkpoints"),
+        ("optimization.epochs=3", "epochs is not a setting; did you mean optimization.max_update?"),
+        ("optimization.max_epoch=3", "optimization.max_epoch must be left out"),
+        ("optimization.stop_time_hours=0.5", "must be left out: a recipe averages the last checkpoints before optimiz"),
         ("optimization.learning_rate=0.1", "learning_rate is not a setting; did you mean optimization.lr?"),
         (
             "optimizer._name=fuse_adam",
@@ -90,6 +94,13 @@ def test_rejects_wrong_settings_before_any_work(word, message, call, tmp_path):
     assert_rejected(call(TOY / "run.sh", word, *output), message)
     assert_rejected(call(TOY / "sweep.sh", word, "--output", tmp_path / "runs", "--dry-run"), message)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_rejects_a_target_language_whose_tokeniser_is_missing(call, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "MeCab", None)  # as if sacrebleu[ja] were not installed
+    words = ["task.target_lang=ja", "--output", tmp_path / "run", "--device", "cpu", "--dry-run"]
+    assert_rejected(call(TOY / "run.sh", *words), "sacreBLEU cannot tokenise ja: Japanese", status=1)
+    assert_accepted(call(TOY / "train.sh", *words))
 
 
 @pytest.mark.parametrize(
