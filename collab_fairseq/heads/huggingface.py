@@ -20,6 +20,9 @@ from .importance import Batch, measure
 #: keyword arguments of the model for N examples, with ``labels``
 Inputs = Dict[str, Tensor]
 
+#: language codes of Marian models → sacreBLEU's
+SACREBLEU_CODES = {"zho": "zh", "cmn": "zh", "jpn": "ja", "jap": "ja", "kor": "ko"}
+
 
 class Loaded(NamedTuple):
     """A model with labelled examples.
@@ -198,7 +201,9 @@ def ablate(loaded: Loaded, record: Record, *, beam: int = 5, lenpen: float = 1.0
     model, labels = loaded.model, loaded.labels
 
     def evaluate_translations() -> Dict[str, Any]:
-        return bleu_result(score_raw(translations(loaded, beam, lenpen), labels, tokenised=False))
+        code = getattr(loaded.tokenizer, "target_lang", None)
+        language = SACREBLEU_CODES.get(code, code)
+        return bleu_result(score_raw(translations(loaded, beam, lenpen), labels, language, tokenised=False))
 
     def evaluate_classes() -> Dict[str, Any]:
         predicted = predictions(model, loaded.batches)

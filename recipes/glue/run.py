@@ -155,6 +155,7 @@ class Study:
             remove_unused_columns=False,
             disable_tqdm=not sys.stderr.isatty(),
         )
+        options._n_gpu = min(1, options.n_gpu)  # the Trainer would multiply the batch by the number of GPUs
         return Trainer(model=model, args=options, train_dataset=self.splits["train"], data_collator=self.batch)
 
 

@@ -149,13 +149,16 @@ def test_ablation_of_a_classifier(analyse, folders):
     assert len(parts) == 1 + 2 * 2 * HEADS
 
 
-def test_ablation_of_a_translation_model(analyse):
+@pytest.mark.parametrize(("language", "tokeniser"), [("deu", "13a"), ("zho", "zh")])
+def test_ablation_of_a_translation_model(analyse, language, tokeniser, monkeypatch):
+    monkeypatch.setattr(transformers.PreTrainedTokenizerFast, "target_lang", language, raising=False)
     text = ["--fields", "premise", "--label", "hypothesis", "--sentences", 4]
     printed, parts = analyse("ablate", "marian", *text, "--beam", 2, "--sites", "cross", "--mode", "only")
     assert "text: BLEU" in printed
     heads = [head_name(f"cross.{layer}", head) for layer in range(2) for head in range(HEADS)]
     assert set(parts) == {"whole/text", *(f"text/only/{head}" for head in heads)}
     assert {"bleu", "difference", "p_value"} == set(parts["text/only/A:1:1"])
+    assert f"|tok:{tokeniser}|" in parts["whole/text"]["signature"]
 
 
 @pytest.mark.parametrize(("case", "positions"), [("bert", 512), ("marian", 40)])
