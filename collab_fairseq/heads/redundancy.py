@@ -11,6 +11,9 @@ W_Q^(i) = query' diag(m_i) and W_K^(i) = key', and a layer has
 
 A scale can move between mixing vectors and projections without any effect. Mixing vectors are therefore compared as
 v_i = m_i ⊙ |q| ⊙ |k|, where |q| and |k| are the norms of the rows of query and key.
+
+Random matrices also have most of their energy in a part of their dimensions. Each result therefore has the numbers of
+random heads of the same shape: only a difference from them was learned.
 """
 
 import itertools
@@ -33,6 +36,9 @@ from .figures import SITE_TITLES
 #: matrices that are decomposed → titles of the columns of Figure 1
 MATRICES = {"query": "queries", "key": "keys", "product": "queries × keys"}
 SHARES = (0.90, 0.95, 0.99)
+
+#: seed of the random heads
+RANDOM_SEED = 0
 
 #: layer_id → result of :func:`redundancy`
 Layers = Mapping[str, Mapping[str, Any]]
@@ -65,9 +71,37 @@ def redundancy(heads: HeadFactors) -> Dict[str, Any]:
     Returns:
         ``heads``: H. ``key_dim``: K. For each matrix of :data:`MATRICES`, ``captured``: cumulative shares, and
         ``dimensions``: components needed for the :data:`SHARES`; both of the ``layer`` and of its ``heads`` (a list).
+        ``random``: the same as ``dimensions``, of :func:`random_heads`.
         ``effective_dims``: (Σ_d v_id²)² / Σ_d v_id⁴ of each head.
         ``overlap``: (H, H), cosine similarities of the v_i; 0 between standard heads.
     """
+    query, key, mixing = heads
+    captured_energy = _decompose(heads)
+    weighted = mixing * query.norm(dim=1) * key.norm(dim=1)
+    squares = weighted.square()
+    effective_dims = squares.sum(1).square() / squares.square().sum(1).clamp_min(1e-300)
+    directions = torch.nn.functional.normalize(weighted, dim=1)
+    return {
+        "heads": heads.num_heads,
+        "key_dim": heads.rank,
+        "captured": captured_energy,
+        "dimensions": _dimensions(captured_energy),
+        "random": _dimensions(_decompose(random_heads(heads))),
+        "effective_dims": effective_dims.tolist(),
+        "overlap": (directions @ directions.T).tolist(),
+    }
+
+
+def random_heads(heads: HeadFactors) -> HeadFactors:
+    """Heads of the same shape with normal entries. Entries of the mixing matrix that are 0 or 1 remain."""
+    generator = torch.Generator().manual_seed(RANDOM_SEED)
+    query, key, mixing = (torch.randn(factor.shape, generator=generator, dtype=torch.float64) for factor in heads)
+    fixed = (heads.mixing == 0) | (heads.mixing == 1)
+    return HeadFactors(query, key, torch.where(fixed, heads.mixing, mixing))
+
+
+def _decompose(heads: HeadFactors) -> Dict[str, Dict[str, Any]]:
+    """Matrix → captured energy of the ``layer`` and of its ``heads``."""
     query, key, mixing = heads
     head_energies = []
     for row in mixing:
@@ -81,24 +115,9 @@ def redundancy(heads: HeadFactors) -> Dict[str, Any]:
         query * mixing.sum(0)[:, None],
         key,
     )
-    captured_energy = {}
-    dimensions = {}
-    for matrix in MATRICES:
-        of_layer = layer_energy[matrix]
-        of_heads = [energy[matrix] for energy in head_energies]
-        captured_energy[matrix] = {"layer": of_layer, "heads": of_heads}
-        dimensions[matrix] = {"layer": _dimensions(of_layer), "heads": [_dimensions(energy) for energy in of_heads]}
-    weighted = mixing * query.norm(dim=1) * key.norm(dim=1)
-    squares = weighted.square()
-    effective_dims = squares.sum(1).square() / squares.square().sum(1).clamp_min(1e-300)
-    directions = torch.nn.functional.normalize(weighted, dim=1)
     return {
-        "heads": heads.num_heads,
-        "key_dim": heads.rank,
-        "captured": captured_energy,
-        "dimensions": dimensions,
-        "effective_dims": effective_dims.tolist(),
-        "overlap": (directions @ directions.T).tolist(),
+        matrix: {"layer": layer_energy[matrix], "heads": [energy[matrix] for energy in head_energies]}
+        for matrix in MATRICES
     }
 
 
@@ -111,8 +130,15 @@ def _captured_energy(query: Tensor, key: Tensor, left: Tensor, right: Tensor) ->
     return {name: captured(torch.linalg.svdvals(matrix)) for name, matrix in matrices.items()}
 
 
-def _dimensions(energy: Sequence[float]) -> List[int]:
-    """Number of components that capture each of the :data:`SHARES`."""
+def _dimensions(captured_energy: Dict[str, Dict[str, Any]]) -> Dict[str, Dict[str, Any]]:
+    """Matrix → number of components that capture each of the :data:`SHARES`, of the ``layer`` and of its ``heads``."""
+    return {
+        matrix: {"layer": _components(energy["layer"]), "heads": [_components(head) for head in energy["heads"]]}
+        for matrix, energy in captured_energy.items()
+    }
+
+
+def _components(energy: Sequence[float]) -> List[int]:
     numbers = []
     for share in SHARES:
         # rounding can leave the last share a little below 1
@@ -122,18 +148,27 @@ def _dimensions(energy: Sequence[float]) -> List[int]:
 
 
 def report(layers: Layers) -> str:
-    """Markdown table: components that capture 90, 95 and 99 % of the energy of each layer and of its mean head."""
+    """Markdown table: components that capture 90, 95 and 99 % of the energy of each layer and of its mean head.
+
+    Random heads have one row per shape.
+    """
     columns = [f"{matrix}, {part} (90 95 99 %)" for matrix in MATRICES for part in ("layer", "head")]
     rows = [["layer", "heads", "key dimension", *columns]]
     for layer_id, layer in layers.items():
-        row = [short_name(layer_id), str(layer["heads"]), str(layer["key_dim"])]
-        for matrix in MATRICES:
-            numbers = layer["dimensions"][matrix]
-            means = torch.tensor(numbers["heads"], dtype=torch.float64).mean(0).tolist()
-            row.append(" ".join(map(str, numbers["layer"])))
-            row.append(" ".join(f"{mean:.1f}" for mean in means))
-        rows.append(row)
+        rows.append([short_name(layer_id), *_report_row(layer, "dimensions")])
+    for row in dict.fromkeys(tuple(_report_row(layer, "random")) for layer in layers.values()):
+        rows.append(["random", *row])
     return pages.table(rows) + "\n"
+
+
+def _report_row(layer: Mapping[str, Any], dimensions: str) -> List[str]:
+    row = [str(layer["heads"]), str(layer["key_dim"])]
+    for matrix in MATRICES:
+        numbers = layer[dimensions][matrix]
+        means = torch.tensor(numbers["heads"], dtype=torch.float64).mean(0).tolist()
+        row.append(" ".join(map(str, numbers["layer"])))
+        row.append(" ".join(f"{mean:.1f}" for mean in means))
+    return row
 
 
 def draw(layers: Layers, path: PathLike, model: str, compared: Sequence[Layers] = ()) -> None:

@@ -53,6 +53,17 @@ def test_comparison_of_mixing_vectors_is_independent_of_their_scale():
     torch.testing.assert_close(torch.tensor(blocks["overlap"]), torch.eye(2))
 
 
+def test_random_heads_of_the_same_shape():
+    """By the Marchenko-Pastur law, 61 % of the singular values of a large square matrix have 95 % of its energy."""
+    ones = torch.ones(64, 64, dtype=torch.float64)
+    result = redundancy(HeadFactors(ones, ones, block_mixing([16] * 4).double()))
+    assert result["dimensions"]["query"]["layer"] == [1, 1, 1]
+    assert 0.58 * 64 <= result["random"]["query"]["layer"][1] <= 0.64 * 64
+    assert all(number <= 16 for head in result["random"]["query"]["heads"] for number in head)
+    shared = redundancy(HeadFactors(ones, ones, normal(4, 64, seed=2)))
+    assert all(number > 16 for head in shared["random"]["query"]["heads"] for number in head)
+
+
 def test_zero_matrix_captures_nothing():
     zero = redundancy(HeadFactors(*(torch.zeros(2, width).double() for width in (3, 3, 2))))
     assert zero["captured"]["query"]["layer"] == zero["effective_dims"] == [0.0, 0.0]
@@ -84,7 +95,7 @@ def test_weights_of_layers_with_different_heads():
 def test_command_prints_and_rejects_the_record_of_another_checkpoint(tiny_run, tmp_path, capsys):
     checkpoint, record = tiny_run / "checkpoint_best.pt", tmp_path / "result.json"
     printed = collab("redundancy", checkpoint, "--json", record)
-    assert printed.count("\n") == 2 + 3
+    assert printed.count("\n") == 2 + 3 + 1
     assert "| E:1 | 2 | 16 |" in printed
     weights = read_weights(checkpoints.load(checkpoint))
     assert parts_of(record)["cross.0"] == redundancy(weights["cross.0"])
@@ -101,7 +112,7 @@ def test_command_on_a_hugging_face_folder(tmp_path):
     model = make("bert").bert
     model.save_pretrained(tmp_path)
     rows = collab("redundancy", tmp_path, "--figure", tmp_path / "bert.svg").splitlines()
-    assert len(rows) == 2 + 2
+    assert len(rows) == 2 + 2 + 1
     assert "| 4 | 32 |" in rows[2]
     attention = model.encoder.layer[1].attention.self
     heads = standard_heads(attention.query.weight.double(), attention.key.weight.double(), 4)
