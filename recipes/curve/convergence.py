@@ -21,9 +21,11 @@ from typing import Dict, List, Sequence, Tuple
 from convergence_rows import (
     ALPHA,
     MASKED_SEEDS,
+    MASKED_UPDATES,
     PAIRS,
     SELECTION_SEEDS,
     TEST_SEEDS,
+    UPDATES,
     Setting,
     Settings,
     by_setting,
@@ -34,6 +36,7 @@ from convergence_rows import (
     length_of,
     listed,
     losses,
+    missing_runs,
     outcome,
     select,
     shown,
@@ -83,7 +86,13 @@ def tests_page(settings: Settings) -> str:
     for one, other in PAIRS:
         cells = [difference(runs, some, one, other) for some in (seeds, fresh)]
         table.append([f"{one} − {other}", *cells])
-    if tuple(seeds) == TEST_SEEDS:
+    every = [run for by_seed in settings.values() for run in by_seed.values()]
+    missing = missing_runs(settings)
+    if length_of(every[0]) != UPDATES or len({run["commit"]["id"] for run in every}) > 1:
+        verdict = f"Outcome: **undecided: the protocol needs runs of {UPDATES:,} updates from one commit**."
+    elif missing:
+        verdict = f"Outcome: **undecided: runs of the selection are missing: {'; '.join(missing)}**."
+    elif tuple(seeds) == TEST_SEEDS:
         claim = bool(primary.pvalue < ALPHA and sum(later) / len(later) < 0)
         verdict = f"The claim {'holds' if claim else 'fails'}. Outcome: "
         verdict += f"**{'; '.join(outcome(nll, selected['F'], claim))}**."
@@ -142,6 +151,10 @@ def masked_page(settings: Settings) -> str:
     if not {"S", "B", "C"} <= runs.keys():
         raise UserError(f"the records must have rows S, B and C; got {', '.join(runs) or 'none'}")
     runs = {row: runs[row] for row in ("S", "B", "C")}
+    every = [run for by_seed in runs.values() for run in by_seed.values()]
+    conditions = {(setting.lr, setting.factor, length_of(run)) for setting in settings for run in every}
+    if conditions != {(0.004, 1.0, MASKED_UPDATES)}:
+        raise UserError(f"design B needs runs of {MASKED_UPDATES:,} updates at learning rate 0.004")
     seeds = common_seeds(runs)
     nll = losses(runs, seeds)
     gain = fieller(differences(nll, "S", "B"), differences(nll, "S", "C"))

@@ -58,6 +58,12 @@ def test_masked_mixing_keeps_blocks_and_learns_gains(tiny_data, tmp_path):  # no
         assert bool((once[blocks] != 0.125).all())  # 1 / 8 at the start
         assert bool((control[~blocks] != 0).all())
     assert same_model(models["once"], models["resumed"])
+    for name in ("once", "control"):
+        (tmp_path / name / "checkpoint_last.pt").rename(tmp_path / name / "averaged.pt")
+    check = run("python", RECIPE / "blocks.py", tmp_path / "once", tmp_path / "control", check=False)
+    assert re.fullmatch(r"once: 0 outside the blocks of 6 mixing matrices, SHA-256 \w{64}\n", check.stdout)
+    assert re.search(r"control/averaged.pt: \S+\.mixing must be 0 outside the blocks; got ", check.stderr)
+    assert check.returncode == 1
     for wrong, message in [
         ({"mixing_init": "xavier"}, "must have a mixing matrix of blocks"),
         ({"weight_decay": 0.1}, "--weight-decay must be 0; got 0.1"),
