@@ -78,8 +78,9 @@ def _about(records: Sequence[Dict[str, Any]]) -> str:
         quick = "; a miniature, no measurement" if settings["quick"] else ""
         clock = CLOCK_NAMES[settings["clock"]]
         line = (
-            f"Ratios of medians of {clock}, ± the larger distance from the median of the rounds to a quartile, "
-            f"or of peak memory; below 1, ours is faster or smaller; {settings['dtype']}, {hardware(record)}, "
+            f"Ratio of the medians of {clock}, ours divided by the other, ± the larger distance to a quartile of the "
+            "ratios within rounds; in memory rows, of peak memory. Below 1, ours is faster or smaller. "
+            f"{settings['dtype']} unless the row or column says bf16, {hardware(record)}, "
             f"torch {record['versions']['torch']}{quick}."
         )
         if line not in lines:

@@ -67,6 +67,8 @@ def readme(source: Source, title: str, usage: List[str]) -> str:
         "",
         "## Use",
         "",
+        "DIR is this folder.",
+        "",
         *usage,
     ]
     if source.record is not None:

@@ -14,7 +14,7 @@ _PATHS = {"config.optimization.lr": "learning rate"}
 #: numbers that are averaged over seeds → header, decimals
 NUMBERS = {
     "parameters": ("parameters", 0),
-    "cache": ("cached numbers", 0),
+    "cache": ("KV cache per token", 0),
     "valid_loss": ("validation loss", 3),
     "words_per_second": ("words/s", 0),
     "wall_time": ("training (h)", 2),

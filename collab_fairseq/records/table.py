@@ -161,7 +161,7 @@ def _notes(data: Any, shown: Sequence[str], seeds_only: Set[str], table: str) ->
     if "nll" in shown:
         notes.append("NLL: negative log-likelihood of the averaged checkpoint in float32, bits per token.")
     if "cache" in shown:
-        notes.append("Cached numbers: keys and values that decoding stores per token and self-attention layer.")
+        notes.append("KV cache per token: numbers that decoding stores per token and self-attention layer.")
     if "compound_split" in shown and any(entry["metric"] == METRICS["compound_split"] for entry in entries):
         notes.append("Compound-split BLEU is comparable only with itself.")
     if set(MACHINES) & set(shown):

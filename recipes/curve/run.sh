@@ -1,4 +1,4 @@
 #!/usr/bin/env bash
-# Key dimension against loss: one run from data to record. See --help.
+# Loss against key dimension: one run from data to record. See --help.
 # shellcheck source=recipes/runner/start.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../runner/start.sh"
