@@ -1,6 +1,7 @@
 """Helpers for all tests: command-line tools, devices and tolerances."""
 
 import contextlib
+import io
 import os
 import signal
 import socket
@@ -82,18 +83,39 @@ def run(
 
 def abort(process: subprocess.Popen) -> Tuple[str, str]:
     """End a process and its descendants; return its output. Python prints the stacks of the youngest descendants."""
-    listed = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    parents = {int(pid): int(parent) for pid, parent in map(str.split, listed.splitlines())}
-    family = [process.pid]
-    for pid in family:
-        family += [child for child, parent in parents.items() if parent == pid]
-    for number, pids in ((signal.SIGABRT, set(family) - set(parents.values())), (signal.SIGKILL, family)):
+    family = descendants(process.pid)
+    youngest = {process.pid, *family} - {parent for parent, _ in family.values()}
+    for number, pids in ((signal.SIGABRT, youngest), (signal.SIGKILL, [process.pid, *family])):
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.communicate(timeout=10)
     return process.communicate()
+
+
+def descendants(ancestor: int) -> Dict[int, Tuple[int, int]]:
+    """Process id → parent and process group of the running descendants of a process."""
+    output = subprocess.check_output(["ps", "-A", "-o", "pid=,ppid=,pgid=,stat="], text=True)
+    rows = [line.split() for line in output.splitlines()]
+    running = {int(pid): (int(ppid), int(pgid)) for pid, ppid, pgid, state in rows if not state.startswith("Z")}
+    family: Dict[int, Tuple[int, int]] = {}
+    while new := {p: ids for p, ids in running.items() if p not in family and ids[0] in (ancestor, *family)}:
+        family.update(new)
+    return family
+
+
+def collab(*words: object, status: int = 0) -> str:
+    """Run `collab` in this process; return what it prints or, if it has to fail, its error, which is one line."""
+    from collab_fairseq.cli.main import main
+
+    with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(io.StringIO()) as messages:
+        assert main([*map(str, words)]) == status, messages.getvalue()
+    if status == 0:
+        return printed.getvalue()
+    (error,) = [line for line in messages.getvalue().split("\n") if "error: " in line]
+    assert error.startswith(f"collab {words[0]}")
+    return error
 
 
 def rejected(done, *messages, status=1):

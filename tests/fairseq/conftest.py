@@ -21,19 +21,14 @@ def sentence_pairs(number: int, seed: int) -> List[Tuple[str, str]]:
     return pairs
 
 
-def write_corpus(directory: Path) -> None:
-    """Write `<split>.src` and `<split>.tgt` for train, valid and test, one sentence per line."""
-    for seed, (split, number) in enumerate((("train", 200), ("valid", 20), ("test", 20))):
-        pairs = sentence_pairs(number, seed)
-        for side, suffix in enumerate(("src", "tgt")):
-            (directory / f"{split}.{suffix}").write_text("".join(pair[side] + "\n" for pair in pairs), encoding="utf-8")
-
-
 @pytest.fixture(scope="session")
 def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """200 training, 20 validation and 20 test pairs, binarised by fairseq-preprocess with a joined dictionary."""
     text = tmp_path_factory.mktemp("tiny-text")
-    write_corpus(text)
+    for seed, (split, number) in enumerate((("train", 200), ("valid", 20), ("test", 20))):
+        pairs = sentence_pairs(number, seed)
+        for side, suffix in enumerate(("src", "tgt")):
+            (text / f"{split}.{suffix}").write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
     data = tmp_path_factory.mktemp("tiny-data") / "data-bin"
     splits = ["--trainpref", text / "train", "--validpref", text / "valid", "--testpref", text / "test"]
     run("fairseq-preprocess", "-s", "src", "-t", "tgt", "--joined-dictionary", "--destdir", data, *splits)
@@ -63,3 +58,17 @@ def calibrations(trained):
     from collab_fairseq.reparam.fairseq import calibrate, layer_ids
 
     return calibrate(trained, "train", layer_ids(trained), sentences=100)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tiny_run):
+    """The best checkpoint of `tiny_run`."""
+    return tiny_run / "checkpoint_best.pt"
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory):
+    """A data-bin with a SentencePiece model, and checkpoints of random models."""
+    from tests.fairseq.serving_cases import cases
+
+    return cases(tmp_path_factory.mktemp("models"))

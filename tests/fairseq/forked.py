@@ -57,18 +57,6 @@ def wait_for(condition: Callable[[], Any], process: subprocess.Popen, log: Optio
         time.sleep(0.001)  # recipes save for a few milliseconds only
 
 
-def descendants(parent: int) -> Dict[int, int]:
-    """Return process id → process group of the running descendants of a process."""
-    output = subprocess.check_output(["ps", "-A", "-o", "pid=,ppid=,pgid=,stat="], text=True)
-    rows = [line.split() for line in output.splitlines()]
-    running = [(int(pid), int(ppid), int(pgid)) for pid, ppid, pgid, state in rows if not state.startswith("Z")]
-    found = {parent: 0}
-    while new := {pid: pgid for pid, ppid, pgid in running if ppid in found and pid not in found}:
-        found.update(new)
-    del found[parent]
-    return found
-
-
 def kill(*_: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -1,8 +1,7 @@
 """Trained models, standard and collaborative, shared by the tests of `collab heads`."""
 
-import contextlib
 import copy
-import io
+import functools
 import json
 
 import torch
@@ -11,24 +10,21 @@ from torch import nn
 
 from collab_fairseq import checkpoints
 from collab_fairseq.attention import block_mixing
-from collab_fairseq.cli.main import main
 from collab_fairseq.modules.fairseq_compat import as_transformer_collab, model_config
 from collab_fairseq.modules.sites import parameter_prefix
 from collab_fairseq.reparam import fit_layers
 from collab_fairseq.reparam.fairseq import converted, sources
 from collab_fairseq.translation import batches
 from collab_fairseq.translation.load import run_state
+from tests import common
 
 #: the attention layers of TINY_MODEL: width 16, two heads each
 LAYER_IDS = ("encoder.0", "cross.0", "decoder.0")
 HEADS = [f"{letter}:1:{head}" for letter in "EAD" for head in (1, 2)]
 
 
-def collab(*words):
-    """What `collab heads WORDS` prints."""
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        assert main(["heads", *map(str, words)]) == 0
-    return printed.getvalue()
+#: `collab heads`
+collab = functools.partial(common.collab, "heads")
 
 
 def parts_of(record):

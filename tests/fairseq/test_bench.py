@@ -12,7 +12,6 @@ from collab_fairseq.bench.implementations import implementations
 from collab_fairseq.bench.measure import Options, interleave, peak_bytes, ratio, spread
 from collab_fairseq.bench.models import LENGTHS, draw
 from collab_fairseq.bench.table import table
-from collab_fairseq.cli.main import main
 from collab_fairseq.modules.attention import IncrementalAttention
 from collab_fairseq.records import environment
 from collab_fairseq.records.record import load
@@ -233,24 +232,3 @@ def test_quick_rows_measure_their_implementations(what, tmp_path):
     assert all(part["unit"] == ("bytes" if name.endswith("memory") else "s") for name, part in parts.items())
     assert all(f"| {name} |" in done.stdout for name in parts)
     assert "a miniature, no measurement" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        ("--device cpu --rows nothing", "--rows nothing matches no row"),
-        ("--device cpu --clock processor --threads 2", "--clock processor needs --threads 1"),
-        pytest.param(
-            "--device cuda",
-            "--device cuda needs a GPU that torch can use",
-            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU"),
-        ),
-    ],
-)
-def test_rejects_wrong_options_in_one_line(command, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["bench", "layer", *command.split()]) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("collab bench layer: error: ")
-    assert message in error
-    assert list(tmp_path.iterdir()) == []

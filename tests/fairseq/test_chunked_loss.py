@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import re
 from types import SimpleNamespace
 
 import pytest
@@ -14,8 +13,6 @@ from collab_fairseq.bench.measure import peak_bytes
 from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.training import chunked_loss
 from collab_fairseq.training.chunked_loss import ChunkedLabelSmoothedCrossEntropy, label_smoothed, tokens
-from tests.common import run
-from tests.fairseq.commands import train_command
 from tests.fairseq.models import SMALL, VOCABULARY, Task, batch, build
 from tests.fairseq.simulated_gpu import OnGpu
 
@@ -196,15 +193,3 @@ def test_rejects_search_for_unused_parameters_that_misses_the_output_layer(tied,
     criterion = ChunkedLabelSmoothedCrossEntropy(Task(), sentence_avg=False, label_smoothing=0.1)
     with pytest.raises(ConfigurationError) if rejected else contextlib.nullcontext():
         criterion.check_training(trainer)
-
-
-def test_fast_training_logs_the_numbers_of_fairseqs_loss_and_optimizer(tiny_data, tmp_path):
-    """Without dropout: the masks of `--fast-dropout` differ from fairseq's."""
-    fast = {"optimizer": "fused_adam", "fast_dropout": True, "criterion": "label_smoothed_cross_entropy_chunked"}
-    logged = []
-    for changes in (fast, {}):
-        options = {"report_accuracy": True, "dropout": 0.0, "max_epoch": 1, "no_save": True, **changes, **SMALL}
-        log = run(*train_command(tiny_data, tmp_path, **options)).stdout
-        logged.append([float(number) for number in re.findall(r"(?:loss|accuracy|ppl) ([\d.]+)", log)])
-    assert logged[0] == pytest.approx(logged[1], rel=1e-3)
-    assert len(logged[0]) > 6

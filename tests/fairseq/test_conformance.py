@@ -52,6 +52,7 @@ def test_only_expected_tests_of_fairseq_fail(model, file, tmp_path):
     command = [sys.executable, "-c", PYTEST, user_dir, file]
     done = run(*command, check=False, cwd=tmp_path, env=env, timeout=7200, fresh=True)
     results = ElementTree.parse(tmp_path / "results.xml")
+    assert results.find(".//testcase") is not None, done.stdout[-6000:]
     cases = [*results.findall(".//failure/.."), *results.findall(".//error/..")]
     failed = {case.get("name").partition("[")[0] for case in cases}
     assert failed <= set(may_fail), done.stdout[-6000:]

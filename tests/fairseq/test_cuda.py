@@ -6,21 +6,18 @@ import re
 import pytest
 import torch
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
-from fairseq.optim.adam import Adam
 from fairseq.sequence_generator import SequenceGenerator
 from torch.utils._pytree import tree_map
 
 from collab_fairseq.search.shortlist import ShortlistGenerator
 from collab_fairseq.training import chunked_loss
 from collab_fairseq.training.chunked_loss import ChunkedLabelSmoothedCrossEntropy
-from collab_fairseq.training.fused_adam import FusedAdam
 from tests.common import run
 from tests.fairseq.commands import train_command
 from tests.fairseq.models import SMALL, batch, build, model_of
 from tests.fairseq.test_beam_search import hypotheses, sample_of
 from tests.fairseq.test_chunked_loss import outcome
 from tests.fairseq.test_chunked_loss import sample_of as loss_sample
-from tests.fairseq.test_faster_steps import start, updates
 
 GPU = "cuda"
 pytestmark = pytest.mark.gpu
@@ -52,21 +49,6 @@ def test_chunked_loss(dtype, bound, chunk, monkeypatch):
     assert log["n_correct"] == pytest.approx(expected[2]["n_correct"], abs=0 if dtype == torch.float32 else 2)
     other = outcome(LabelSmoothedCrossEntropyCriterion, exact, loss_sample(padded=False))
     assert error([other[0]], [expected[0]]) > bound  # control
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_fused_adam(dtype):
-    options = {"lr": 0.1, "betas": (0.9, 0.98), "eps": 1e-3, "weight_decay": 0.1}
-    theirs, before = start(), start()
-    ours = [torch.nn.Parameter(p.detach().to(GPU, dtype)) for p in start()]
-    updates(Adam(theirs, **options), theirs, 5)
-    optimizer, random = FusedAdam(ours, **options), torch.Generator().manual_seed(0)
-    for n in range(5):
-        for p in ours:
-            p.grad = (torch.randn(p.shape, generator=random, dtype=torch.float64) * 10.0 ** (-n)).to(GPU, dtype)
-        optimizer.step()
-    assert error(ours, theirs) < (1e-12 if dtype == torch.float64 else 1e-5)
-    assert error(before, theirs) > 0.1  # control
 
 
 @pytest.mark.parametrize("kind", ["collaborative", "standard"])

@@ -14,6 +14,7 @@ import torch
 from collab_fairseq import doctor
 from collab_fairseq.cli.main import main
 from collab_fairseq.records import environment
+from tests.common import collab
 
 
 @pytest.fixture
@@ -24,10 +25,10 @@ def data(tiny_data, tmp_path):
     return tmp_path / "data" / "data-bin"
 
 
-def test_this_machine_can_run_a_recipe(data, tmp_path, capsys):
+def test_this_machine_can_run_a_recipe(data, tmp_path):
     json_file = tmp_path / "findings.json"
-    assert main(["doctor", "--data", str(data), "--json", str(json_file)]) == 0
-    screen, report = capsys.readouterr().out, json.loads(json_file.read_text())
+    screen = collab("doctor", "--data", data, "--json", json_file)
+    report = json.loads(json_file.read_text())
     assert report["able"] is True
     assert "this machine can run a recipe" in screen
     texts = {finding["name"]: finding["text"] for finding in report["findings"]}
@@ -75,7 +76,7 @@ def test_gpu_is_tested_and_its_precision_reported(name, capability, error, statu
 
 
 @pytest.mark.parametrize("usable", [True, False])
-def test_gpus_whose_driver_torch_cannot_use_are_reported_only(usable, monkeypatch, capsys):
+def test_gpus_whose_driver_torch_cannot_use_are_reported_only(usable, monkeypatch):
     """Not recorded and not used; torch.cuda.device_count counts them nevertheless."""
 
     def is_available():
@@ -97,9 +98,8 @@ def test_gpus_whose_driver_torch_cannot_use_are_reported_only(usable, monkeypatc
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert environment.hardware()["gpus"] == [{"name": "A100", "memory_bytes": 2**30}] * usable
-        assert main(["bench", "layer", "--device", f"cuda:{int(usable)}"]) == 1
-    number = 1 if usable else "none"
-    assert f"needs a GPU that torch can use; torch finds {number}\n" in capsys.readouterr().err
+        error = collab("bench", "layer", "--device", f"cuda:{int(usable)}", status=1)
+    assert error.endswith(f"needs a GPU that torch can use; torch finds {1 if usable else 'none'}")
 
 
 def test_packages_and_fairseq_have_the_required_versions(monkeypatch):

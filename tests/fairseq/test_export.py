@@ -20,7 +20,7 @@ from collab_fairseq.modules.sites import attention_layers, swapped
 from collab_fairseq.translation import TranslationError
 from fairseq_modern.errors import UserError
 from tests.fairseq.models import batch, logits
-from tests.fairseq.serving_cases import SOURCES, cases, write_checkpoint
+from tests.fairseq.serving_cases import SOURCES, write_checkpoint
 
 pytest.importorskip("ctranslate2")
 
@@ -53,11 +53,6 @@ MODELS = {
 WIDER = ("wide key dimension", "content bias, wide", "groups of two", "shapes")
 FAIRSEQ = [name for name in MODELS if name not in WIDER]
 FSMT = [name for name in FAIRSEQ if name not in ("pre-norm", "quantised")]
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    return cases(tmp_path_factory.mktemp("export"))
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +190,8 @@ def test_precision_of_ctranslate2(read, tmp_path):
         engine = collab_fairseq.load(tmp_path / name, precision=name, threads=1)
         translations[name] = engine.search(SOURCES, max_length=60)
     assert sizes["int8"] < 0.8 * sizes["float32"]
-    assert translations["int8"] != translations["float32"]
+    gaps = [abs(a[0].score - b[0].score) for a, b in zip(*translations.values(), strict=True)]
+    assert 0 < max(gaps) < 0.2
     with pytest.raises(TranslationError, match="int4"):
         collab_fairseq.load(tmp_path / "int8", precision="int4")
 

@@ -13,22 +13,16 @@ import pytest
 import torch
 
 import collab_fairseq
-from collab_fairseq.cli import main
 from collab_fairseq.export import write
 from collab_fairseq.export.source import output_folder, read_source
 from collab_fairseq.translation import TranslationError, add_text, load_model, translate
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import new_folder, remove_stale_temp_files
-from tests.common import ROOT, run
+from tests.common import ROOT, collab, run
 from tests.fairseq.forked import check_killed, kill
-from tests.fairseq.serving_cases import SOURCES, cases
+from tests.fairseq.serving_cases import SOURCES
 
 TRAINING = ROOT / "results" / "runs" / "multi30k-encoder_cross_decoder-dk32-blocks8-s1-u4000.json"
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    return cases(tmp_path_factory.mktemp("folders"))
 
 
 @pytest.fixture(scope="module")
@@ -156,8 +150,7 @@ def test_interruption_between_the_renames_keeps_the_old_folder(tmp_path, monkeyp
 
 def export(checkpoint, target, output, *flags):
     """Export on the command line; returns the README."""
-    argv = ["export", checkpoint, "--to", target, "--output", output, *flags]
-    assert main.main(list(map(str, argv))) == 0
+    collab("export", checkpoint, "--to", target, "--output", output, *flags)
     return (output / "README.md").read_text(encoding="utf-8")
 
 

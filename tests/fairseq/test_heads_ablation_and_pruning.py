@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from collab_fairseq import checkpoints
-from collab_fairseq.cli.main import main
 from collab_fairseq.heads import ablation, pruning
 from collab_fairseq.heads.ablation import TestSet, evaluate
 from collab_fairseq.heads.attention_hooks import masked
@@ -160,7 +159,7 @@ def test_pruning_measures_the_masked_model(states, references, tiny_data):
     assert points[50]["loss"] == expected.loss != points[0]["loss"]
 
 
-def test_commands_prune_remove_and_rank(states, references, tiny_data, tmp_path, capsys):
+def test_commands_prune_remove_and_rank(states, references, tiny_data, tmp_path):
     names = ("model.pt", "copy.pt", "pruned.pt", "pruning.json", "importance.json", "raw.json", "when.svg")
     checkpoint, copied, pruned, record, importance, raw, figure = (tmp_path / name for name in names)
     for path in (checkpoint, copied):
@@ -184,8 +183,7 @@ def test_commands_prune_remove_and_rank(states, references, tiny_data, tmp_path,
     content = json.loads(importance.read_text())
     content["parts"]["importance"]["heads"]["E:1:1"]["raw"] *= 2
     importance.write_text(json.dumps(content))
-    assert main(["heads", *map(str, command)]) == 1
-    assert "raw.json was made with importance = importance.json, SHA-256" in capsys.readouterr().err
+    assert "raw.json was made with importance = importance.json, SHA-256" in collab(*command, status=1)
 
     pytest.importorskip("matplotlib")
     lines = collab("prune", checkpoint, copied, *test, "--figure", figure).splitlines()
@@ -196,7 +194,7 @@ def test_commands_prune_remove_and_rank(states, references, tiny_data, tmp_path,
 
 
 @pytest.mark.parametrize("command", ["prune {} --remove E:1:1", "gates {}"])
-def test_existing_checkpoint_is_not_overwritten(command, states, tmp_path, capsys):
+def test_existing_checkpoint_is_not_overwritten(command, states, tmp_path):
     checkpoint, existing = tmp_path / "model.pt", tmp_path / "existing.pt"
     state = copy.deepcopy(states["standard"])
     for layer_id in LAYER_IDS:
@@ -204,8 +202,7 @@ def test_existing_checkpoint_is_not_overwritten(command, states, tmp_path, capsy
     checkpoints.save(state, checkpoint)
     existing.write_text("another model")
     words = command.format(checkpoint).split()
-    assert main(["heads", *words, "--output", str(existing)]) == 1
-    assert "existing.pt already exists" in capsys.readouterr().err
+    assert "existing.pt already exists" in collab(*words, "--output", existing, status=1)
     assert existing.read_text() == "another model"
     collab(*words, "--output", tmp_path / "new.pt")
     assert "E:1:" in checkpoints.load(tmp_path / "new.pt")["extra_state"]["removed_heads"]

@@ -9,7 +9,6 @@ import torch
 from fairseq.logging import metrics
 
 from collab_fairseq import checkpoints
-from collab_fairseq.cli.main import main
 from collab_fairseq.heads.removal import finalise, read_gates
 from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.gates import CRITERION
@@ -100,7 +99,7 @@ def test_finalised_model_equals_gated_model(values, closed, make_state, tiny_run
     assert (logits(final) - logits(gated)).abs().max() > 1e-3  # control
 
 
-def test_distributed_training_with_a_closed_layer(tiny_data, tiny_run, tmp_path, capsys):
+def test_distributed_training_with_a_closed_layer(tiny_data, tiny_run, tmp_path):
     """c10d fails at the second update if a parameter has no gradient; all gates of a layer start closed."""
     source, last, final = tmp_path / "source.pt", tmp_path / "run" / "checkpoint_last.pt", tmp_path / "final.pt"
     record, figure = tmp_path / "gates.json", tmp_path / "gates.svg"
@@ -119,11 +118,10 @@ def test_distributed_training_with_a_closed_layer(tiny_data, tiny_run, tmp_path,
     assert float(rows[0]["open_A"]) == 2.0
     assert "train_open_D" in log
     assert "valid_expected_heads" in log
-    assert read_gates(checkpoints.load(last))["A:1:1"].log_alpha < 2.4  # the penalty lowers it
+    assert 2.36 < read_gates(checkpoints.load(last))["A:1:1"].log_alpha < 2.4  # the penalty lowers it in six updates
 
     command = ["gates", last, "--output", final, "--json", record, "--figure", figure]
-    assert main(["heads", *map(str, command)]) == 1
-    assert "E:1 would lose all heads" in capsys.readouterr().err
+    assert "E:1 would lose all heads" in collab(*command, status=1)
     assert "open: E 0 of 2, A 2 of 2, D 2 of 2" in collab(*command, "--empty-layers")
     assert list(parts_of(record)["gates"]) == HEADS
     assert "P(open)" in figure.read_text(encoding="utf-8")

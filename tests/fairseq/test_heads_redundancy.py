@@ -7,7 +7,6 @@ import collab_fairseq.models  # noqa: F401  (registers the presets)
 from collab_fairseq import checkpoints
 from collab_fairseq.attention import block_mixing
 from collab_fairseq.attention.factors import HeadFactors, standard_heads
-from collab_fairseq.cli.main import main
 from collab_fairseq.heads.redundancy import read_weights, redundancy
 from collab_fairseq.modules.settings import ConfigurationError
 from tests.fairseq.heads_cases import collab, parts_of
@@ -92,15 +91,15 @@ def test_weights_of_layers_with_different_heads():
         read_weights(state)
 
 
-def test_command_prints_and_rejects_the_record_of_another_checkpoint(tiny_run, tmp_path, capsys):
+def test_command_prints_and_rejects_the_record_of_another_checkpoint(tiny_run, tmp_path):
     checkpoint, record = tiny_run / "checkpoint_best.pt", tmp_path / "result.json"
     printed = collab("redundancy", checkpoint, "--json", record)
     assert printed.count("\n") == 2 + 3 + 1
     assert "| E:1 | 2 | 16 |" in printed
     weights = read_weights(checkpoints.load(checkpoint))
     assert parts_of(record)["cross.0"] == redundancy(weights["cross.0"])
-    assert main(["heads", "redundancy", str(tiny_run / "checkpoint1.pt"), "--json", str(record)]) == 1
-    assert "was made with checkpoint = checkpoint_best.pt, SHA-256" in capsys.readouterr().err
+    error = collab("redundancy", tiny_run / "checkpoint1.pt", "--json", record, status=1)
+    assert "was made with checkpoint = checkpoint_best.pt, SHA-256" in error
 
 
 def test_command_on_a_hugging_face_folder(tmp_path):

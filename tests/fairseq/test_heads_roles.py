@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from collab_fairseq import checkpoints
-from collab_fairseq.cli.main import main
 from collab_fairseq.heads import attention_hooks, relevance, roles, syntax
 from collab_fairseq.heads.attention_hooks import multiplied
 from collab_fairseq.modules.sites import attention_layers
@@ -247,7 +246,7 @@ def test_head_without_output_has_no_relevance(trained):
     assert relevance.relevance(trained, "valid", sentences=3)["heads"]["E:1:1"] > 0.01
 
 
-def test_command_prints_and_draws(tiny_run, tiny_data, parses, tmp_path, monkeypatch, capsys):
+def test_command_prints_and_draws(tiny_run, tiny_data, parses, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     names = ("model.pt", "importance.json", "roles.json", "figure.svg")
     checkpoint, importance, record, figure = (tmp_path / name for name in names)
@@ -269,5 +268,4 @@ def test_command_prints_and_draws(tiny_run, tiny_data, parses, tmp_path, monkeyp
         (tmp_path / "missing.json", "cannot read"),
     ):
         command = ["roles", tmp_path / "other.pt", *model[1:], "--importance", wrong]
-        assert main(["heads", *map(str, command)]) == 1
-        assert message in capsys.readouterr().err
+        assert message in collab(*command, status=1)

@@ -143,11 +143,14 @@ def test_layerdrop_drops_layers_only_in_training():
 def test_alignment_is_the_cross_attention_of_the_last_layer():
     model = build(**SMALL, key_dim=6).eval()
     source, lengths, target = batch()
+    calls = []
+    attention_layers(model)["cross.1"].register_forward_hook(lambda *call: calls.append(call[-1][1]))  # (H, N, T, S)
     for heads in (None, 1):
         attention = model(source, lengths, target, alignment_layer=1, alignment_heads=heads)[1]["attn"][0]
-        assert attention.shape == (3, 6, 7)
-        assert (attention.sum(-1) - 1).abs().max() < FLOAT32
+        assert torch.allclose(attention, calls[-1][:heads].mean(0))
         assert (attention[1, :, 0] == 0).all()  # padding
+    other = model(source, lengths, target, alignment_layer=0)[1]["attn"][0]
+    assert (other - calls[0].mean(0)).abs().max() > 1e-4 < (attention - calls[0].mean(0)).abs().max()  # controls
 
 
 @pytest.mark.parametrize("retained", [False, True])

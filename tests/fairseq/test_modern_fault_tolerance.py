@@ -13,7 +13,7 @@ import time
 import pytest
 import torch
 
-from tests.common import BIN, TINY_MODEL, TINY_TRAINING, free_port, run
+from tests.common import BIN, TINY_MODEL, TINY_TRAINING, descendants, free_port, run
 from tests.fairseq import forked
 from tests.fairseq.models import same_training
 
@@ -189,7 +189,7 @@ def test_sigterm_to_torchrun_saves(tiny_data, tmp_path):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks the Linux kernel")
 def test_no_worker_outlives_a_killed_torchrun(tiny_data, tmp_path):
     with torchrun_training(tiny_data, tmp_path, "--num-workers", "0") as (process, _):
-        workers = forked.descendants(process.pid)
+        workers = descendants(process.pid)
         assert len(workers) == 2
         process.kill()
         process.wait(timeout=30)

@@ -124,7 +124,7 @@ def test_the_message_says_if_the_same_command_does_not_resume(tmp_path, caplog, 
 
 
 @pytest.mark.parametrize("source", ["finetune_from_model", "continue_once"])
-def test_a_run_from_another_checkpoint_of_its_folder_starts_there(tmp_path, source):
+def test_a_run_from_another_checkpoint_of_its_folder_starts_there(tmp_path, source, monkeypatch):
     """And an interrupted one resumes, also if `checkpoint_last.pt` is damaged."""
     flags = {source: "checkpoint_best.pt"}
     resets = source == "finetune_from_model"
@@ -132,6 +132,10 @@ def test_a_run_from_another_checkpoint_of_its_folder_starts_there(tmp_path, sour
         forked.write_checkpoint(tmp_path / name, 7000 if "best" in name else 9000, configuration(tmp_path))
     assert loaded(configuration(tmp_path, **flags)) == (7000, resets, False)
     assert not (tmp_path / "checkpoint_last.pt").exists()
+    with monkeypatch.context() as unpatched:
+        unpatched.setattr(fault_tolerance, "is_on", lambda: False)
+        with pytest.raises(FileNotFoundError):
+            loaded(configuration(tmp_path))
     assert loaded(configuration(tmp_path)) == (9000, False, False)  # the control
 
     (tmp_path / "checkpoint_last.pt").write_bytes(b"damaged")

@@ -15,24 +15,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fairseq.checkpoint_utils import PathManager
 from fairseq.tasks.translation import TranslationConfig
 
 from fairseq_modern import fault_tolerance
 from fairseq_modern.errors import CheckpointError, UserError
 from fairseq_modern.fault_tolerance import position, resuming
-from fairseq_modern.files import atomic_write, remove_stale_temp_files
+from fairseq_modern.files import remove_stale_temp_files
 from tests.fairseq import forked
-
-
-def checkpoint(directory, name, updates, score=None, best=None):
-    return forked.write_checkpoint(directory / name, updates, score=score, best=best)
-
-
-def copy(source, target, overwrite):
-    assert overwrite
-    with open(source, "rb") as file, atomic_write(str(target)) as new:
-        new.write(file.read())
-
+from tests.fairseq.forked import write_checkpoint
 
 DAMAGE = {
     "half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
@@ -44,9 +35,9 @@ DAMAGE = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_finds_the_latest_valid_checkpoint(tmp_path, damage):
-    older = checkpoint(tmp_path, "checkpoint_1_10.pt", 10)
-    newer = checkpoint(tmp_path, "checkpoint_1_20.pt", 20)
-    last = checkpoint(tmp_path, "checkpoint_last.pt", 20)
+    older = write_checkpoint(tmp_path / "checkpoint_1_10.pt", 10)
+    newer = write_checkpoint(tmp_path / "checkpoint_1_20.pt", 20)
+    last = write_checkpoint(tmp_path / "checkpoint_last.pt", 20)
     assert resuming.latest_valid_checkpoint(str(tmp_path)).path == str(last)
     DAMAGE[damage](last)
     assert resuming.latest_valid_checkpoint(str(tmp_path)).path == str(newer)
@@ -54,15 +45,15 @@ def test_finds_the_latest_valid_checkpoint(tmp_path, damage):
     assert resuming.latest_valid_checkpoint(str(tmp_path)) == resuming.Checkpoint(str(older), 10, False)
     DAMAGE[damage](older)
     assert resuming.latest_valid_checkpoint(str(tmp_path)) is None
-    resuming.restore_last(str(tmp_path), copy)
+    resuming.restore_last(str(tmp_path), PathManager.copy)
     assert sorted(tmp_path.iterdir()) == sorted([older, newer, last])
 
 
 def test_ignores_checkpoints_from_which_training_cannot_resume(tmp_path):
-    last = checkpoint(tmp_path, "checkpoint_last.pt", 10)
-    checkpoint(tmp_path, "averaged.pt", 90)
-    checkpoint(tmp_path, "checkpoint_1_80.pt.tmp", 80)
-    average = torch.load(checkpoint(tmp_path, "checkpoint_best.pt", 70), weights_only=True)
+    last = write_checkpoint(tmp_path / "checkpoint_last.pt", 10)
+    write_checkpoint(tmp_path / "averaged.pt", 90)
+    write_checkpoint(tmp_path / "checkpoint_1_80.pt.tmp", 80)
+    average = torch.load(write_checkpoint(tmp_path / "checkpoint_best.pt", 70), weights_only=True)
     torch.save({**average, "last_optimizer_state": None}, tmp_path / "checkpoint_best.pt")
     torch.save({**average, "extra_state": {}}, tmp_path / "checkpoint6.pt")  # such as crash.pt
     torch.save({**average, "plugin": Path("x")}, tmp_path / "checkpoint5.pt")  # a class that loading rejects
@@ -100,11 +91,11 @@ ROLL_BACK = {
 def test_resumes_from_the_checkpoint_that_the_user_has_chosen(tmp_path, way):
     """Whatever its age, and without changing any other checkpoint."""
     for name, number in (("checkpoint_1_40.pt", 40), ("checkpoint_best.pt", 70), ("checkpoint_last.pt", 70)):
-        checkpoint(tmp_path, name, number, score=2.0, best=2.0)
+        write_checkpoint(tmp_path / name, number, score=2.0, best=2.0)
     last = tmp_path / "checkpoint_last.pt"
     ROLL_BACK[way](tmp_path / "checkpoint_1_40.pt", last)
     before = files(tmp_path)
-    resuming.restore_last(str(tmp_path), copy)
+    resuming.restore_last(str(tmp_path), PathManager.copy)
     assert updates(last) == 40
     assert files(tmp_path) == before
 
@@ -112,21 +103,21 @@ def test_resumes_from_the_checkpoint_that_the_user_has_chosen(tmp_path, way):
 @pytest.mark.parametrize("last", ["missing", "damaged", "a link to nothing"])
 @pytest.mark.parametrize(("score", "best_updates"), [(2.5, 20), (3.5, 10)])
 def test_restores_the_last_and_the_best_checkpoint(tmp_path, caplog, score, best_updates, last):
-    checkpoint(tmp_path, "checkpoint_best.pt", 10, 3.0, 3.0)
-    checkpoint(tmp_path, "checkpoint_1_20.pt", 20, score, min(score, 3.0))
+    write_checkpoint(tmp_path / "checkpoint_best.pt", 10, score=3.0, best=3.0)
+    write_checkpoint(tmp_path / "checkpoint_1_20.pt", 20, score=score, best=min(score, 3.0))
     if last == "damaged":
-        forked.flip_a_bit(checkpoint(tmp_path, "checkpoint_last.pt", 30))
+        forked.flip_a_bit(write_checkpoint(tmp_path / "checkpoint_last.pt", 30))
     elif last == "a link to nothing":
         (tmp_path / "checkpoint_last.pt").symlink_to("checkpoint_1_30.pt")
     with caplog.at_level(logging.WARNING):
-        resuming.restore_last(str(tmp_path), copy)
+        resuming.restore_last(str(tmp_path), PathManager.copy)
     assert updates(tmp_path / "checkpoint_last.pt") == 20
     assert updates(tmp_path / "checkpoint_best.pt") == best_updates
     assert "resuming from" in caplog.text
     assert ("checkpoint_last.pt is damaged" in caplog.text) is (last == "damaged")
     assert (last != "damaged") or updates(tmp_path / "checkpoint_last.pt.damaged") == 30  # kept aside
     before = files(tmp_path)
-    resuming.restore_last(str(tmp_path), copy)
+    resuming.restore_last(str(tmp_path), PathManager.copy)
     assert files(tmp_path) == before
 
 
@@ -137,7 +128,7 @@ def test_rejects_a_missing_restore_file_if_fault_tolerance_is_on(tmp_path, monke
     trainer = module.Trainer()
     trainer.cfg, trainer.checkpoint_suffix = forked.training_config(tmp_path), ""
     loaded, typo, default = [], str(tmp_path / "typo.pt"), str(tmp_path / "checkpoint_last.pt")
-    there = str(checkpoint(tmp_path, "checkpoint1.pt", 10))
+    there = str(write_checkpoint(tmp_path / "checkpoint1.pt", 10))
     monkeypatch.setattr(fault_tolerance, "is_on", lambda: True)
     for missing in (typo, str(tmp_path / "elsewhere" / "checkpoint_last.pt")):
         with pytest.raises(CheckpointError, match=f"there is no checkpoint {missing}"):
@@ -147,19 +138,6 @@ def test_rejects_a_missing_restore_file_if_fault_tolerance_is_on(tmp_path, monke
     monkeypatch.setattr(fault_tolerance, "is_on", lambda: False)
     trainer.load_checkpoint(typo)  # unpatched: from scratch
     assert loaded == [there, default, typo]
-
-
-@pytest.mark.parametrize("on", [True, False])
-def test_restores_the_last_checkpoint_only_if_fault_tolerance_is_on(tmp_path, monkeypatch, on):
-    monkeypatch.setattr(fault_tolerance, "is_on", lambda: on)
-    checkpoint(tmp_path, "checkpoint_1_10.pt", 10)
-    module = SimpleNamespace(load_checkpoint=lambda cfg, trainer: None, PathManager=SimpleNamespace(copy=copy))
-    resuming.patch(module)
-    cfg = forked.training_config(tmp_path)
-    trainer = SimpleNamespace(is_data_parallel_master=True, checkpoint_suffix="")
-    module.load_checkpoint(cfg.checkpoint, trainer)
-    resuming.unlock()
-    assert (tmp_path / "checkpoint_last.pt").exists() is on
 
 
 def test_one_run_at_a_time_uses_a_folder(tmp_path, monkeypatch):

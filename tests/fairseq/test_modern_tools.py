@@ -44,11 +44,6 @@ def test_asynchronous_saving_without_iopath_is_an_error(tmp_path, monkeypatch):
     asynchronous_saving.patch(program)
     monkeypatch.setitem(sys.modules, "iopath", "installed")
     assert program.main(cfg) == "installed"
-    cfg.checkpoint.write_checkpoints_asynchronously = False
-    program = SimpleNamespace(main=lambda cfg: "trained" if cfg else iopath)  # noqa: F821
-    asynchronous_saving.patch(program)
-    monkeypatch.setitem(sys.modules, "iopath", None)
-    assert program.main(cfg) == "trained"
 
 
 PREFETCHES = """

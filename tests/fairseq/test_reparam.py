@@ -4,23 +4,17 @@ import pytest
 import torch
 
 from collab_fairseq import checkpoints
-from collab_fairseq.cli.main import main
 from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.records.record import load as load_record
 from collab_fairseq.reparam import Calibrator, ReparamError, relative_error, scores_of
 from collab_fairseq.reparam.fairseq import layer_ids, output_errors, sources
 from collab_fairseq.translation import batches, load_model, loss, with_state
-from tests.common import TINY_MODEL, TINY_TRAINING, run
+from tests.common import TINY_MODEL, TINY_TRAINING, collab, run
 from tests.fairseq.heads_cases import LAYER_IDS, convert, load
 from tests.fairseq.models import same_model
 
 E, H = 16, 2
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tiny_run):
-    return tiny_run / "checkpoint_best.pt"
 
 
 @pytest.fixture(scope="module")
@@ -130,8 +124,7 @@ def test_unweighted_fit_needs_no_data(checkpoint, tmp_path, caplog):
     state = checkpoints.load(checkpoint)
     state["cfg"]["task"]["data"] = str(tmp_path / "missing")
     checkpoints.save(state, tmp_path / "source.pt")
-    arguments = ["reparam", str(tmp_path / "source.pt"), "--output", str(tmp_path / "out.pt"), "--key-dim", "16"]
-    assert main(arguments) == 0
+    collab("reparam", tmp_path / "source.pt", "--output", tmp_path / "out.pt", "--key-dim", 16)
     assert "no --calibration" in caplog.text
     name = "encoder.layers.0.self_attn.q_proj.weight"
     assert torch.equal(checkpoints.load(tmp_path / "out.pt")["model"][name], state["model"][name])
@@ -156,16 +149,13 @@ def test_unweighted_fit_needs_no_data(checkpoint, tmp_path, caplog):
         ("--key-dim 8 --json SHORT --evaluate --reference test=SHORT", "short.txt is one of the inputs"),
     ],
 )
-def test_rejects_mistakes_and_writes_nothing(checkpoint, tiny_data, tmp_path, tmp_path_factory, capsys, flags, message):
+def test_rejects_mistakes_and_writes_nothing(checkpoint, tiny_data, tmp_path, tmp_path_factory, flags, message):
     (short := tmp_path_factory.mktemp("references") / "short.txt").write_text("one\ntwo\n")
     for name, path in (("SHORT", short), ("SOURCE", checkpoint), ("FOLDER", tmp_path)):
         flags = flags.replace(name, str(path))
     before = checkpoints.sha256(checkpoint)
-    arguments = ["reparam", str(checkpoint), "--data", str(tiny_data), "--output", str(tmp_path / "out.pt")]
-    assert main([*arguments, *flags.split()]) == 1
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith("collab reparam: error: ")
-    assert message in error
+    arguments = ["reparam", checkpoint, "--data", tiny_data, "--output", tmp_path / "out.pt"]
+    assert message in collab(*arguments, *flags.split(), status=1)
     assert list(tmp_path.iterdir()) == []
     assert short.read_text() == "one\ntwo\n"
     assert checkpoints.sha256(checkpoint) == before
@@ -182,7 +172,7 @@ def test_calibrates_on_a_text_file(checkpoint, tiny_data, tmp_path):
     for name, text in {"split": "valid:20", "source": tmp_path / "source", "marked": tmp_path / "marked"}.items():
         output = tmp_path / f"{name}.pt"
         arguments = ["--data", tiny_data, "--output", output, "--key-dim", 8, "--calibration", text]
-        assert main(["reparam", str(checkpoint), *map(str, arguments)]) == 0
+        collab("reparam", checkpoint, *arguments)
         biases[name] = checkpoints.load(output)["model"]["decoder.layers.0.encoder_attn.content_bias"]
     assert torch.equal(biases["marked"], biases["source"])
     assert float((biases["source"] - biases["split"]).abs().max()) > 1e-3

@@ -9,7 +9,6 @@ import torch
 from fairseq.data import LanguagePairDataset
 
 from collab_fairseq import checkpoints
-from collab_fairseq.cli.main import main
 from collab_fairseq.heads.relevance import steps
 from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.settings import ConfigurationError
@@ -20,6 +19,7 @@ from collab_fairseq.reparam.distill import distill
 from collab_fairseq.reparam.fairseq import converted
 from collab_fairseq.reparam.text import text_of
 from collab_fairseq.translation import batches, load_model, with_state
+from tests.common import collab
 from tests.fairseq.heads_cases import LAYER_IDS, convert
 
 
@@ -172,7 +172,7 @@ def test_distillation_that_diverges_returns_the_start(trained, calibrations, sam
     assert measurements["after"] == measurements["before"] > 0
 
 
-def test_rejects_adaptive_softmax_where_logits_are_needed(trained, start, sampled, tiny_data, tmp_path, capsys, caplog):
+def test_rejects_adaptive_softmax_where_logits_are_needed(trained, start, sampled, tiny_data, tmp_path, caplog):
     """Conversion without them is the control."""
     not_shared = dict.fromkeys(("share_all_embeddings", "share_decoder_input_output_embed"), False)
     config = Namespace(**{**model_config(trained.state), **not_shared, "adaptive_softmax_cutoff": [8]})
@@ -188,15 +188,14 @@ def test_rejects_adaptive_softmax_where_logits_are_needed(trained, start, sample
     ):
         with pytest.raises(ConfigurationError, match="has an adaptive softmax"):
             measure()
-    command = ["reparam", str(tmp_path / "adaptive.pt"), "--data", str(tiny_data), "--calibration", "train:9"]
-    command += ["--output", str(tmp_path / "converted.pt")]
+    command = ["reparam", tmp_path / "adaptive.pt", "--data", tiny_data, "--calibration", "train:9"]
+    command += ["--output", tmp_path / "converted.pt"]
     caplog.set_level("INFO")
     for flags in ("--budget mean:8", "--key-dim 8 --distill 1"):
-        assert main([*command, *flags.split()]) == 1
-        assert "which are needed for a budget or distillation" in capsys.readouterr().err
+        assert "which are needed for a budget or distillation" in collab(*command, *flags.split(), status=1)
         assert not (tmp_path / "converted.pt").exists()
     assert "calibrating on" not in caplog.text
-    assert main([*command, "--key-dim", "8"]) == 0
+    collab(*command, "--key-dim", 8)
     assert "calibrating on" in caplog.text
 
 
@@ -216,5 +215,5 @@ def test_max_tokens_limits_all_batches(tiny_run, tiny_data, tmp_path, monkeypatc
     monkeypatch.setattr(LanguagePairDataset, "batch_by_size", recorded)
     command = ["reparam", tiny_run / "checkpoint_best.pt", "--data", tiny_data, "--output", tmp_path / "out.pt"]
     command += ["--key-dim", 8, "--calibration", "train:9", "--distill", 1, "--max-tokens", 50]
-    assert main([*map(str, command)]) == 0
+    collab(*command)
     assert limits == {50}

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from collab_fairseq.records.record import load
-from tests.common import ROOT, run
+from tests.common import ROOT, rejected, run
 
 RECIPE = ROOT / "recipes" / "reparam"
 
@@ -90,13 +90,8 @@ def test_resumed_study_skips_finished_parts(command, done):
     assert "was made with seeds = [1]; got [2]" in other.stderr
 
 
-def test_rejects_missing_checkpoint(tmp_path):
+def test_rejects_missing_checkpoints_and_methods_without_checkpoints(tmp_path):
     flags = ["--name", "x", "--data", tmp_path, "--model", tmp_path / "missing.pt"]
-    failed = run(RECIPE / "run.sh", *flags, check=False)
-    assert failed.returncode == 1
-    assert "there is no checkpoint" in failed.stderr
-
-
-def test_rejects_methods_without_checkpoints():
+    rejected(run(RECIPE / "run.sh", *flags, check=False), "there is no checkpoint")
     failed = run(RECIPE / "run.sh", "--finetune-method", "plain", check=False)
-    assert (failed.returncode, "--finetune-method: invalid choice: 'plain'" in failed.stderr) == (2, True)
+    rejected(failed, "--finetune-method: invalid choice: 'plain'", status=2)

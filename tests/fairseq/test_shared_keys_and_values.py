@@ -3,6 +3,7 @@
 import os
 
 import pytest
+import torch
 
 from collab_fairseq.export import ctranslate2
 from collab_fairseq.export.source import read_source
@@ -16,14 +17,8 @@ from collab_fairseq.translation import load_model, with_state
 from fairseq_modern.errors import UserError
 from tests.fairseq.heads_cases import convert, relevance_totals
 from tests.fairseq.models import batch, logits
-from tests.fairseq.serving_cases import cases
 
 SHARED = ["shared-values", "multi-query", "latent"]
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    return cases(tmp_path_factory.mktemp("shared"))
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +63,12 @@ def test_relevance_is_conserved(trained, kind):
     model = trained[kind].model
     source, lengths, target = batch()
     sample = {"net_input": {"src_tokens": source, "src_lengths": lengths, "prev_output_tokens": target}}
+    plain = relevance_totals(model, sample)[1]
     with relevance.linearised(model), relevance.values_only(attention_layers(model)):
         top, returned = relevance_totals(model, sample)
     assert returned.shape == top.shape[1:]
     assert ((returned - top.sum(0)).abs() < 1e-3 * top.abs().sum(0)).all()
+    assert not torch.allclose(plain, top.double().sum(0), rtol=1e-3)  # control: without the rules
     assert all(heads["encoder.0"].abs().max() > 1e-3 for heads in relevance.steps(trained[kind], sample))
 
 

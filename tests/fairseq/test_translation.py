@@ -23,11 +23,6 @@ from tests.fairseq.models import same_model
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tiny_run):
-    return tiny_run / "checkpoint_best.pt"
-
-
-@pytest.fixture(scope="module")
 def trained(checkpoint, tiny_data):
     return load_model(checkpoint, tiny_data)
 

@@ -129,7 +129,9 @@ def test_larger_average_than_checkpoints_is_rejected_without_a_command_that_remo
     assert message.endswith(f"{folder} lacks the checkpoint of update 12")
     shutil.copy(interval_checkpoints(finished)[12], folder)
     average(output, "recipe.average=3")  # control
-    assert (output / "averaged.last3.pt").exists()
+    state = checkpoints.load(output / "averaged.last3.pt")
+    assert [entry["num_updates"] for entry in state["extra_state"]["averaged_from"]] == [12, 8, 4]
+    assert (output / "averaged.pt").read_bytes() == (finished / "averaged.pt").read_bytes()
 
 
 def test_damaged_checkpoint_of_an_epoch_can_be_left_out(unaveraged):

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from collab_fairseq.records.rows import load_run
-from tests.common import ROOT, run
+from tests.common import ROOT, descendants, run
 from tests.fairseq import forked
 
 RECIPE = ROOT / "recipes" / "demo" / "run.sh"
@@ -63,7 +63,7 @@ def kill_in_training(folder, model):
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True, **options) as process:
         forked.wait_for(lambda: list((model / "checkpoints").glob("checkpoint_*_[2-9].pt")), process)
         # the training runs have their own process groups, which end too late by themselves
-        for group in {process.pid, *forked.descendants(process.pid).values()}:
+        for group in {process.pid, *(group for _, group in descendants(process.pid).values())}:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
     return not list((model / "checkpoints").glob("checkpoint_*_1[34].pt"))

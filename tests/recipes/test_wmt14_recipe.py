@@ -72,19 +72,6 @@ def test_rehearsal_ends_with_the_tables(rehearsed):
     assert re.search(r"training, stage \d of 3: resuming from checkpoint_(last|best|1_\d)\.pt", done.stderr)
 
 
-@pytest.mark.slow
-def test_averages_of_other_numbers_have_separate_files(rehearsed):
-    run_folder = rehearsed[0] / NAMES[0]
-    before = (run_folder / "averaged.pt").read_bytes()
-    flags = ["--config", WMT14 / "rehearsal.yaml", "--output", run_folder, "--data", rehearsed[0] / "data"]
-    run("bash", WMT14 / "average.sh", *flags, "--average", 2)
-    (run_folder / "averaged.last2.pt").unlink()  # as if interrupted before the end
-    run("bash", WMT14 / "average.sh", *flags, "--average", 2)
-    state = checkpoints.load(run_folder / "averaged.last2.pt")
-    assert [entry["num_updates"] for entry in state["extra_state"]["averaged_from"]] == [10, 9]
-    assert (run_folder / "averaged.pt").read_bytes() == before
-
-
 SRUN = r"""#!/usr/bin/env bash
 # simulates srun: runs the command once per node, all on this machine; kills it on SIGTERM, forwards SIGUSR1 to all
 # processes

@@ -1,5 +1,6 @@
 """`collab table`: pages and figures from records, and errors."""
 
+import functools
 import json
 import re
 import shlex
@@ -7,34 +8,31 @@ import sys
 
 import pytest
 
-from collab_fairseq.cli.main import main
 from collab_fairseq.records import pages
 from collab_fairseq.records.files import write_json
 from fairseq_modern.errors import UserError
+from tests import common
 from tests.unit.conftest import rows_of
 
-
-def collab(*arguments):
-    return main(["table", *map(str, arguments)])
+collab = functools.partial(common.collab, "table")
 
 
-def test_prints_writes_and_checks_table(files, tmp_path, capsys):
-    assert collab(*files, "--columns", "heads,key_dim,sacrebleu") == 0
-    printed = capsys.readouterr().out
+def test_prints_writes_and_checks_table(files, tmp_path):
+    printed = collab(*files, "--columns", "heads,key_dim,sacrebleu")
     assert list(rows_of(printed)[0]) == ["heads", "key dimension", "sacreBLEU test_a", "sacreBLEU test_b"]
     page = tmp_path / "README.md"
     before = "# Title\r\n\n<!-- results: made by collab table -->\nold\n<!-- /results -->\nafter\n"
     page.write_bytes(before.encode())
     options = [*files, "--columns", "heads,seeds", "--output", page, "--marker", "results"]
-    assert collab(*options, "--check") == 1
-    assert "README.md is stale" in capsys.readouterr().err
+    assert "README.md is stale" in collab(*options, "--check", status=1)
     assert page.read_bytes() == before.encode()
-    assert collab(*options) == 0
+    collab(*options)
     after = page.read_bytes().decode()
     assert re.match(r"# Title\r\n\n<!-- results: made by collab table -->\n\| heads +\| seeds +\|\n", after)
     assert after.endswith("\n<!-- /results -->\nafter\n")
     assert "old" not in after
-    assert (collab(*options, "--check"), collab(*options[1:], "--check")) == (0, 1)
+    collab(*options, "--check")
+    collab(*options[1:], "--check", status=1)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["README.md", "runs"]
 
 
@@ -50,13 +48,10 @@ def test_prints_writes_and_checks_table(files, tmp_path, capsys):
         ("empty.json", "empty.json is not a training record (schema 1)"),
     ],
 )
-def test_errors_are_one_line(files, tmp_path, monkeypatch, capsys, arguments, message):
+def test_errors_are_one_line(files, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     write_json({"schema": 1}, tmp_path / "empty.json")
-    assert collab(*files, *shlex.split(arguments)) == 1
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+    assert message in collab(*files, *shlex.split(arguments), status=1)
 
 
 def test_markers_must_be_one_pair():
@@ -69,23 +64,22 @@ def test_markers_must_be_one_pair():
 
 
 @pytest.mark.parametrize(("package", "what"), [("matplotlib", "figures need"), ("pandas", "tables need")])
-def test_missing_package_error_names_the_extra(files, tmp_path, monkeypatch, capsys, package, what):
+def test_missing_package_error_names_the_extra(files, tmp_path, monkeypatch, package, what):
     monkeypatch.setitem(sys.modules, package, None)
-    assert collab(*files, "--figure", tmp_path / "x.svg") == 1
-    error = capsys.readouterr().err
+    error = collab(*files, "--figure", tmp_path / "x.svg", status=1)
     assert f"{what} {package}" in error
     assert "extra `plots`" in error
     assert not (tmp_path / "x.svg").exists()
 
 
 @pytest.mark.parametrize("flags", ["", "--x parameters", "--x wall_time --y chrf"])
-def test_figures_are_small_and_deterministic_and_need_data(files, tmp_path, capsys, flags):
+def test_figures_are_small_and_deterministic_and_need_data(files, tmp_path, flags):
     matplotlib = pytest.importorskip("matplotlib")
     figure = tmp_path / "x.svg"
     images = []
     for size in (10, 20):  # the user's settings have no effect and do not change
         with matplotlib.rc_context({"font.size": size}):
-            assert collab(*files, "--figure", figure, *flags.split()) == 0
+            collab(*files, "--figure", figure, *flags.split())
             assert matplotlib.rcParams["font.size"] == size
         images.append(figure.read_bytes())
     assert images[0] == images[1]
@@ -97,7 +91,7 @@ def test_figures_are_small_and_deterministic_and_need_data(files, tmp_path, caps
     assert re.search("^ <title>.*</title>$", text, re.MULTILINE)
     assert re.search("^ <desc>.*ean and 95 % interval over 3 seeds.*</desc>$", text, re.MULTILINE)
     assert ("Higher is better." if flags else "Zero: standard, key dimension 128.") in text
-    assert collab(*files, "--figure", tmp_path / "x.png", *flags.split()) == 0
+    collab(*files, "--figure", tmp_path / "x.png", *flags.split())
     png = (tmp_path / "x.png").read_bytes()
     assert png.startswith(b"\x89PNG")
     assert 5000 < len(png) < 100_000
@@ -106,5 +100,4 @@ def test_figures_are_small_and_deterministic_and_need_data(files, tmp_path, caps
     content = json.loads(files[0].read_text())
     content["parts"].update(scores={}, curves={})
     write_json(content, files[0])
-    assert collab(files[0], "--figure", figure, *flags.split()) == 1
-    assert "nothing to draw" in capsys.readouterr().err
+    assert "nothing to draw" in collab(files[0], "--figure", figure, *flags.split(), status=1)

@@ -5,6 +5,7 @@ import os
 import pytest
 
 from collab_fairseq.cli.main import main
+from tests.common import collab
 
 READ_ONLY = "/sys"
 
@@ -25,23 +26,22 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_rejects_unwritable_output_first(command, tmp_path, monkeypatch, capsys):
+def test_rejects_unwritable_output_first(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken.svg").mkdir()
     targets = {"nowhere/r.svg": f"there is no folder {tmp_path / 'nowhere'}", "taken.svg": "it is a directory"}
     if os.path.isdir(READ_ONLY):
         targets[f"{READ_ONLY}/r.svg"] = f"cannot create files in {READ_ONLY} ("
     for target, reason in targets.items():
-        assert main([*command.split(), target]) == 1
-        error = capsys.readouterr().err
-        assert f"error: cannot write {target}: {reason}" in error
-        assert error.count("\n") == 1
+        assert f"error: cannot write {target}: {reason}" in collab(*command.split(), target, status=1)
     assert [path.name for path in tmp_path.iterdir()] == ["taken.svg"]
 
 
 @pytest.mark.parametrize(
     ("command", "message"),
     [
+        ("bench layer --device cpu --rows nothing", "--rows nothing matches no row"),
+        ("bench layer --device cpu --clock processor --threads 2", "--clock processor needs --threads 1"),
         ("heads ablate x --reference test", "must be NAME=FILE, such as test=test.de; got 'test'"),
         ("heads ablate x --reference a=b --reference a=c", "--reference must name each split once; got a, a"),
         ("heads ablate x", "--reference SPLIT=FILE is needed"),
