@@ -122,7 +122,7 @@ figures:
 	    --figure results/multi30k-curves.svg --x updates
 	$(TABLE) $(PUBLISHED) --figure results/wmt14-parameters.svg --x parameters --y compound_split
 	$(TABLE) $(PUBLISHED) --figure results/wmt14-time.svg --x wall_time --y compound_split
-	$(TABLE) $(CHECKED) $(RUNS)/curve-*-dk[136]?-*-u2000.json $(PUBLISHED) --figure results/curve.svg --x width
+	$(TABLE) $(CHECKED) $(RUNS)/curve-*-dk[136]?-*-u2000.json $(PUBLISHED) --figure results/curve.svg --x key_dim
 	@$(COLLAB:collab=python) recipes/heads/figures.py $(foreach what,$(ANALYSES),results/heads/*.$(what).json)
 
 clean:

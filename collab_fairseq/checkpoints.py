@@ -55,8 +55,8 @@ def load_with_model(path: PathLike) -> Dict[str, Any]:
     )
     if not model or not has_tensors:
         raise CheckpointError(
-            f"{name} holds no model parameters under 'model', as fairseq's checkpoints do; "
-            f"it has: {', '.join(sorted(map(str, state)))}"
+            f"{name} must have model parameters under 'model', as fairseq's checkpoints do; "
+            f"got {', '.join(sorted(map(str, state))) or 'nothing'}"
         )
     check_finite(model, name)
     history, extra = state.get("optimizer_history") or [], state.get("extra_state") or {}
@@ -65,7 +65,9 @@ def load_with_model(path: PathLike) -> Dict[str, Any]:
     if not isinstance(num_updates(state), (int, type(None))):
         raise CheckpointError(f"{name}: num_updates must be an integer; got {reprlib.repr(num_updates(state))}")
     if not isinstance(extra, dict) or not isinstance(extra.get("averaged_from", []), list):
-        raise CheckpointError(f"{name}: extra_state must be a mapping; got {reprlib.repr(extra)}")
+        raise CheckpointError(
+            f"{name}: extra_state must be a mapping, and its averaged_from a list; got {reprlib.repr(extra)}"
+        )
     return state
 
 

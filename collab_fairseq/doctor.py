@@ -18,7 +18,7 @@ from fairseq_modern import processor
 from fairseq_modern.files import CHECKSUMS, damaged_files, read_checksums
 
 FAIRSEQ = "0.12.2"
-#: free bytes below which the disk is a warning: the size of one run of recipes/wmt14_en_de
+#: free bytes below which `disk` warns: one run of recipes/wmt14_en_de needs them
 DISK = 28e9
 
 
@@ -32,7 +32,7 @@ class Finding(NamedTuple):
 
 
 def examine(data_bin: Optional[str] = None) -> Iterator[Finding]:
-    """The findings of all checks; ``data_bin``: also check this folder of fairseq-preprocess."""
+    """The findings of all checks; ``data_bin``: also check this output folder of fairseq-preprocess."""
     yield Finding("Python", "ok", platform.python_version())  # pip has checked that it is supported
     yield packages()
     yield fairseq()
@@ -67,7 +67,7 @@ def packages() -> Finding:
 def fairseq() -> Finding:
     """fairseq, which current Python versions can import only with the patches of fairseq_modern."""
     version = environment.version("fairseq")
-    install = f"pip install --no-deps fairseq=={FAIRSEQ} (README.md has the order)"
+    install = f"pip install --no-deps fairseq=={FAIRSEQ} (docs/install.md has all steps)"
     if not version:
         return Finding("fairseq", "fail", "is not installed", install)
     try:
@@ -137,7 +137,9 @@ def compiler() -> Finding:
 def data(data_bin: Path) -> Finding:
     """The files of a data-bin, compared with the SHA256SUMS in it or in its parent folder."""
     if not any(data_bin.glob("dict.*.txt")):
-        return Finding("data", "fail", f"{data_bin} has no dict.LANG.txt", "name a folder of fairseq-preprocess")
+        return Finding(
+            "data", "fail", f"{data_bin} has no dict.LANG.txt", "pass the output folder of fairseq-preprocess"
+        )
     folders = [folder for folder in (data_bin, data_bin.absolute().parent) if (folder / CHECKSUMS).is_file()]
     if not folders:
         return Finding("data", "warn", f"there is no {CHECKSUMS} to compare with", "create one with sha256sum")

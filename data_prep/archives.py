@@ -16,11 +16,11 @@ from typing import IO, Any, Callable, List, NamedTuple, Optional
 from fairseq_modern.errors import UserError
 
 GIB = 1 << 30
-#: default limits of the unpacked size: this multiple of the archive's size, but at least LEAST_LIMIT bytes.
+#: default limits of the unpacked size: this multiple of the archive's size, but at least MIN_LIMIT bytes.
 #: The archives of the data sets in this folder grow by a factor of 3 to 5
-MOST_TIMES, LEAST_LIMIT = 20, GIB
+MAX_RATIO, MIN_LIMIT = 20, GIB
 #: files and folders in an archive
-MOST_ENTRIES = 100_000
+MAX_ENTRIES = 100_000
 #: first bytes of compressed files, and the functions that open them
 _OPENERS = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
 
@@ -70,7 +70,7 @@ def fetch(archive: Archive, url: str, folder: Path, say: Callable[[str], None]) 
     except CorpusError as error:
         part.unlink()
         raise CorpusError(
-            f"{url} did not give the archive: {error}; download it by hand and name it (see --help)"
+            f"{url} did not return the expected archive: {error}; download it by hand and pass it (see --help)"
         ) from error
     return part.rename(file)
 
@@ -79,7 +79,7 @@ def verify(archive: Archive, path: Path) -> str:
     """The checksum of an archive, `md5:HEX` or `sha256:HEX`.
 
     Raises:
-        CorpusError: the file is missing, or its checksum is another one.
+        CorpusError: the file is missing, or its checksum differs.
     """
     if not path.is_file():
         raise CorpusError(f"there is no file {path}, expected the archive {archive.name}")
@@ -103,7 +103,7 @@ class _Limited:
 
     def __init__(self, stream: IO[bytes], path: Path, limit: Optional[int]) -> None:
         self._stream, self._path, self._bytes_read = stream, path, 0
-        self._limit = limit or max(LEAST_LIMIT, MOST_TIMES * path.stat().st_size)
+        self._limit = limit or max(MIN_LIMIT, MAX_RATIO * path.stat().st_size)
 
     def read(self, size: int) -> bytes:
         data = self._stream.read(size)
@@ -134,8 +134,8 @@ def extract(name: str, path: Path, wanted: List[str], folder: Path, limit: Optio
     """Extract the wanted members of a tar archive, or a gzipped text, into a new folder in `folder`.
 
     Raises:
-        CorpusError: the archive is damaged, has more than MOST_ENTRIES entries or unpacks to more than `limit` bytes
-            (default: see MOST_TIMES).
+        CorpusError: the archive is damaged, has more than MAX_ENTRIES entries or unpacks to more than `limit` bytes
+            (default: see MAX_RATIO).
     """
     folder = Path(tempfile.mkdtemp(dir=folder))
     is_text = [name] == [f"{member}.gz" for member in wanted]
@@ -159,8 +159,8 @@ def extract(name: str, path: Path, wanted: List[str], folder: Path, limit: Optio
 def _extract_members(content: Any, path: Path, wanted: List[str], folder: Path) -> None:
     with tarfile.open(fileobj=content, mode="r|") as archive:
         for number, entry in enumerate(archive, start=1):
-            if number > MOST_ENTRIES:
-                raise CorpusError(f"{path} must have at most {MOST_ENTRIES:,} entries; got more")
+            if number > MAX_ENTRIES:
+                raise CorpusError(f"{path} must have at most {MAX_ENTRIES:,} entries; got more")
             member = str(PurePosixPath(entry.name))
             if entry.isfile() and member in wanted:
                 content.check(entry.size)  # a sparse file takes little space in the archive

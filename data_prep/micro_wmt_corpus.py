@@ -48,7 +48,7 @@ def read_pairs(testsets: Path, stem: str) -> List[Pair]:
     for codes in (("en", "eng"), ("de", "deu")):
         paths = [path for code in codes for path in sorted(testsets.glob(f"**/{stem}.{code}")) if path.is_file()]
         if not paths:
-            raise CorpusError(f"{testsets} lacks {stem}.{codes[0]} and {stem}.{codes[1]}")
+            raise CorpusError(f"{testsets} has neither {stem}.{codes[0]} nor {stem}.{codes[1]}")
         lines = paths[0].read_text(encoding="utf-8").split("\n")[:-1]
         sides.append([line.strip() for line in lines])
     return list(zip(*sides, strict=True))

@@ -81,7 +81,7 @@ def clean(
 
     Args:
         source: prefix of the two files of pieces; `kept` and `held_out` are prefixes too.
-        longest: most pieces of either side. An empty side is never kept.
+        longest: maximum number of pieces per side. An empty side is never kept.
         ratio: largest ratio of the lengths of the two sides.
         every: write the pairs of every N-th line to HELD_OUT.LANG instead (0: none).
 

@@ -46,7 +46,9 @@ class Preparation:
         """The pieces and the dictionary, and the rows of the manifest as they are."""
         args = self.args
         if args.spm and args.vocab_size != self.set.vocab_size:
-            raise CorpusError("--vocab-size and --spm exclude each other: the SentencePiece model has its vocabulary")
+            raise CorpusError(
+                "--vocab-size and --spm are mutually exclusive: the SentencePiece model has its vocabulary"
+            )
         if args.dict and not args.spm:
             raise CorpusError("--dict needs the SentencePiece model that goes with it (--spm)")
         for file in (args.spm, args.dict):
@@ -74,7 +76,9 @@ class Preparation:
         mirror = args.url or self.set.url
         url = f"{mirror.rstrip('/')}/{archive.name}" if mirror else archive.url
         if not url:
-            raise CorpusError(f"this corpus has no download; name a local copy with {self.set.option} (see --help)")
+            raise CorpusError(
+                f"this corpus cannot be downloaded automatically; pass a local copy with {self.set.option} (see --help)"
+            )
         return fetch(archive, url, Path(f"{args.output}.download"), self.say)
 
     def unpack(self, raw: Path) -> List[unpack.Row]:
@@ -122,7 +126,7 @@ class Preparation:
         for what, least in min_pairs.items():
             if counts.get(what, least) < least:
                 raise CorpusError(
-                    f"the number of pairs {what} must be at least {least:,} (at most {self.set.longest} pieces on one "
+                    f"the number of pairs {what} must be at least {least:,} (at most {self.set.longest} pieces per "
                     f"side, length ratio at most {self.set.ratio:g}); got {numbers}"
                 )
         for path in raw.glob("train.*"):
@@ -206,7 +210,7 @@ def prepare(name: str, data_set: DataSet, args: argparse.Namespace) -> None:
     is_new_parent = not parent.exists()
     try:
         if data_set.kind != "program" and args.local_copy and args.url:
-            raise CorpusError(f"{data_set.option} and --url exclude each other")
+            raise CorpusError(f"{data_set.option} and --url are mutually exclusive")
         if data_set.kind != "program" and not args.url:
             args.local_copy = args.local_copy or data_set.from_environment(data_set.option.lstrip("-"))
         for option in ("local_copy", "spm", "dict", "output"):  # steps run in other folders

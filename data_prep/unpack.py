@@ -107,7 +107,7 @@ def unpack(rows: List[Row], target: Path, sources: Dict[str, Path], limit: Optio
         rows: of the manifest.
         target: an empty folder.
         sources: archive → its file, or a folder that it was unpacked to before.
-        limit: bytes that each archive may unpack to (default: see MOST_TIMES).
+        limit: bytes that each archive may unpack to (default: see MAX_RATIO).
 
     Returns:
         The rows with the checksums of all archives; `-` for folders, which have none.

@@ -105,7 +105,7 @@ def skipped():
         patches = {name.split(".")[-2] for name in functions.union(AFTER_EVERY_MODULE)}
         unknown, known = ", ".join(sorted(skip - patches)), ", ".join(sorted(patches))
         if unknown:
-            warn("skip", f"has no patch {unknown}, as in FAIRSEQ_MODERN_SKIP; its patches are {known}")
+            warn("skip", f"has no patch {unknown}, which FAIRSEQ_MODERN_SKIP names; its patches are {known}")
     return skip
 
 

@@ -15,7 +15,7 @@ import filelock
 PathLike = Union[str, "os.PathLike[str]"]
 
 CHECKSUMS = "SHA256SUMS"
-LOCK_PATIENCE = 60  # seconds to wait for a lock
+LOCK_TIMEOUT = 60  # seconds to wait for a lock
 _TEMPORARY = re.compile(r"(.+)\.[0-9a-f]{16}\.tmp")  # see `temporary_name`
 
 
@@ -162,7 +162,7 @@ def acquire_lock(path: str, on_wait: Callable[[], None]) -> filelock.BaseFileLoc
         lock.acquire(timeout=0)
     except filelock.Timeout:
         on_wait()
-        lock.acquire(timeout=LOCK_PATIENCE, poll_interval=0.2)
+        lock.acquire(timeout=LOCK_TIMEOUT, poll_interval=0.2)
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
             raise

@@ -5,8 +5,8 @@
 - A model may define `adapt_checkpoint(state, filename, reset_optimizer)`. It is called with every checkpoint that
   training loads, and may modify it: fairseq compares parameters, but not the settings that define their meaning.
 - A model may set `sequence_generator`, a class that is used instead of fairseq's `SequenceGenerator`.
-- An optimizer or criterion may set `state_of`, the name of a class whose checkpoints it can load. fairseq rejects a
-  checkpoint if the names of the classes differ.
+- An optimizer or criterion may set `same_state_as`, the name of a class whose checkpoints it can load. fairseq rejects
+  a checkpoint if the names of the classes differ.
 
 Check: the attribute is defined.
 """
@@ -19,7 +19,7 @@ from fairseq_modern.patching import adapts_checkpoints, wrap
 
 def rename(last: Dict[str, Any], key: str, registry: Mapping[str, type], current: str) -> None:
     """Replace the class name `last[key]` in a checkpoint by the current one if both have the same state."""
-    states = {cls.__name__: getattr(cls, "state_of", cls.__name__) for cls in registry.values()}
+    states = {cls.__name__: getattr(cls, "same_state_as", cls.__name__) for cls in registry.values()}
     saved = last.get(key, "")
     if states.get(saved, saved) == states.get(current, current):
         last[key] = current

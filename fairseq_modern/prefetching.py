@@ -14,13 +14,13 @@ from typing import Any
 
 from fairseq_modern.patching import names
 
-PATIENCE = 10  # seconds to wait for the current batch
+TIMEOUT = 10  # seconds to wait for the current batch
 
 
 def stop(reader: Any) -> None:
     """Let the thread finish its current batch, with space for it in the queue, and then end."""
     reader._max_len = 0
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT
     while reader.is_alive() and time.monotonic() < end:
         with contextlib.suppress(queue.Empty):
             reader._queue.get(timeout=0.05)

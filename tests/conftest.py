@@ -1,4 +1,4 @@
-"""Test tiers, GPU tests, CPU time per test, and `pytest --record FILE`, which saves results and circumstances."""
+"""Test tiers, GPU tests, CPU time per test, and `pytest --record FILE`, which saves results and provenance."""
 
 import os
 
@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_addoption(parser):
-    parser.addoption("--record", metavar="FILE", help="write results and circumstances of the tests to a JSON file")
+    parser.addoption("--record", metavar="FILE", help="write results and provenance of the tests to a JSON file")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -79,6 +79,6 @@ def pytest_terminal_summary(terminalreporter, exitstatus, config):
         **{outcome: len(reports[outcome]) for outcome in outcomes},
         "failures": sorted(report.nodeid for report in [*reports["failed"], *reports["error"]]),
         "reasons_to_skip": sorted({str(report.longrepr[2]) for report in reports["skipped"]}),
-        **environment.circumstances(str(ROOT), device="gpu" if torch.cuda.is_available() else "cpu"),
+        **environment.provenance(str(ROOT), device="gpu" if torch.cuda.is_available() else "cpu"),
     }
     write_json(record, file)

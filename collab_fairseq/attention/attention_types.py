@@ -14,7 +14,7 @@ from .latent import LatentAttention
 from .layer import AttentionLayer
 from .standard import StandardAttention
 
-#: all attention types; without further flags, a layer has the first type for collaborative or for standard heads
+#: all attention types; a layer without further flags has the first collaborative or the first non-collaborative one
 ATTENTION_TYPES: List[Type[AttentionLayer]] = [
     CollaborativeAttention,
     StandardAttention,
@@ -25,7 +25,7 @@ ATTENTION_TYPES: List[Type[AttentionLayer]] = [
 #: the attentions of a transformer: encoder self-attention, encoder–decoder attention, decoder self-attention
 SITES = ("encoder", "cross", "decoder")
 #: site → setting of its key dimension, which takes precedence over ``key_dim``
-KEY_DIMS = {site: f"{site}_key_dim" for site in SITES}
+KEY_DIM_SETTINGS = {site: f"{site}_key_dim" for site in SITES}
 
 #: settings of a single layer, after conversion or pruning, and their types; all but the first are layer arguments
 _OF_ANY_LAYER = {
@@ -82,7 +82,7 @@ def layer_at(
     for name in sorted({flag.argument for flag in flags().values()} - supported):
         if overrides.pop(name, None):
             raise ValueError(f"{name!r} is not a setting of {attention_type.type_name} heads")
-    key_dim = settings.get(KEY_DIMS[site])
+    key_dim = settings.get(KEY_DIM_SETTINGS[site])
     source_width = settings["encoder_embed_dim"] if site == "cross" else None
     arguments = {
         "embed_dim": settings[f"{side_of(site)}_embed_dim"],

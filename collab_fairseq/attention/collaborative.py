@@ -64,8 +64,8 @@ class CollaborativeAttention(AttentionLayer):
         Flag(
             "value_heads",
             "value_heads",
-            "collaborative heads also share values, in N groups (N divides the number of heads), so that decoding "
-            "caches fewer numbers (default: one group per head)",
+            "collaborative heads also share values, in N groups (N divides the number of heads), so that the KV "
+            "cache is smaller (default: one group per head)",
             label="{} value head{s}",
         ),
         Flag(

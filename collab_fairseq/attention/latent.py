@@ -97,7 +97,9 @@ class LatentAttention(StandardAttention):
         return torch.cat([weight @ self.latent_proj.weight.double(), bias], dim=-1)
 
     def score_weights(self) -> ScoreWeights:
-        raise ReparamError(f"{type(self).__name__} cannot be converted: its values are computed from latents, too")
+        raise ReparamError(
+            f"{type(self).__name__} cannot be converted: keys and values are projections of the same latents"
+        )
 
     def _head_outputs(
         self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool

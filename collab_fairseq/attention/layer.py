@@ -270,6 +270,9 @@ class AttentionLayer(AttentionType, nn.Module):
 
         query, key and value are (N, T, E), (N, S, kdim) and (N, S, vdim). For the other arguments and the results see
         :meth:`attend`.
+
+        Raises:
+            ValueError: the shapes do not match the layer, or see :meth:`attend`.
         """
         widths = ((query, self.embed_dim), (key, self.kdim), (value, self.vdim))
         fits = all(x.dim() == 3 and x.size(2) == width for x, width in widths)

@@ -15,6 +15,9 @@ def block_mixing(sizes: Sequence[int]) -> Tensor:
 
     Returns:
         (H, D̃k) with H = len(sizes) and D̃k = sum(sizes); every column contains a single 1.
+
+    Raises:
+        ValueError: no sizes, or a size below 1.
     """
     if not sizes or min(sizes) < 1:
         raise ValueError(f"block sizes must be at least one positive number; got {list(sizes)}")
@@ -46,6 +49,9 @@ def initial_mixing(name: str, num_heads: int, key_dim: int) -> Tensor:
         name: ``xavier`` (uniform, Glorot and Bengio 2010), ``blocks`` (standard heads, whose sizes differ by at most
             one if H does not divide D̃k; needs D̃k ≥ H) or ``normal`` (variance 1/H).
         num_heads, key_dim: H and D̃k.
+
+    Raises:
+        ValueError: an unknown name, or D̃k < H with ``blocks``.
     """
     if name not in INITIAL_MIXING:
         raise ValueError(f"mixing must be one of {', '.join(INITIAL_MIXING)}; got {name!r}")

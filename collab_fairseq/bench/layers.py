@@ -17,7 +17,7 @@ from collab_fairseq.modules.attention import IncrementalAttention
 
 from .implementations import SAME_FUNCTION, implementations
 from .measure import SEED, Options, Parts, Row, Step, compare
-from .models import draw
+from .models import random_lengths
 
 
 def check_agreement(steps: Dict[str, Step]) -> None:
@@ -30,7 +30,7 @@ def check_agreement(steps: Dict[str, Step]) -> None:
 
 def padding_mask(sentences: int, longest: int, device: str) -> Tensor:
     """(N, S) boolean mask, True for padding: on the left, as in fairseq's sources. N: sentences, S: ``longest``."""
-    lengths = torch.tensor(draw(sentences, longest=longest), device=device)
+    lengths = torch.tensor(random_lengths(sentences, longest=longest), device=device)
     mask: Tensor = data_utils.lengths_to_padding_mask(lengths)
     return mask.flip(1)
 

@@ -34,7 +34,7 @@ class Options:
         device, dtype: of all tensors.
         threads: CPU threads.
         clock: ``wall``, or ``processor`` for the CPU time of this process, on a shared CPU.
-        rounds: most rounds per row.
+        rounds: maximum number of rounds per row.
         seconds: no new round of a row starts after this time, but :data:`MIN_ROUNDS` rounds always run.
         quick: tiny models, to test that everything runs.
     """
@@ -49,7 +49,10 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.clock == "processor" and (self.device == "cuda" or self.threads > 1):
-            raise UserError("--clock processor needs --threads 1 and --device cpu")
+            raise UserError(
+                "--clock processor needs --threads 1 and --device cpu; "
+                f"got --threads {self.threads} and --device {self.device}"
+            )
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -32,7 +32,7 @@ PERCENTILES = (0, 5, 10, 25, 50, 75, 90, 95, 99, 100)
 LENGTHS = (6, 9, 10, 12, 15, 18, 22, 25, 33, 36)
 
 
-def draw(number: int, seed: int = SEED, longest: int = LENGTHS[-1]) -> List[int]:
+def random_lengths(number: int, seed: int = SEED, longest: int = LENGTHS[-1]) -> List[int]:
     """Random sentence lengths, distributed as in Multi30k and scaled to ``longest``, which the first sentence has."""
     random = torch.Generator().manual_seed(seed)
     shares = torch.rand(number, generator=random, dtype=torch.float64).numpy()

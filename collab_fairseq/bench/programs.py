@@ -24,7 +24,7 @@ from collab_fairseq.training.fused_adam import FusedAdam
 from fairseq_modern.errors import UserError
 
 from .measure import SEED, Options, Parts, Row, Step
-from .models import Task, build, draw, make_batch
+from .models import Task, build, make_batch, random_lengths
 
 #: mode (last part of the id of a training row) → implementations
 TRAIN_IMPLEMENTATIONS = {
@@ -44,6 +44,7 @@ def train(size: str, sentences: int, length: int, key_dim: int, mode: str, optio
         size: key of :data:`.models.PRESETS`.
         sentences: number of pairs in the batch.
         length: tokens of the longest sentence.
+        key_dim: total key dimension of ``ours``.
         mode: key of :data:`TRAIN_IMPLEMENTATIONS`.
     """
     fast = mode.startswith("fast")
@@ -51,7 +52,7 @@ def train(size: str, sentences: int, length: int, key_dim: int, mode: str, optio
     models = build(size, task, key_dim, TRAIN_IMPLEMENTATIONS[mode], options, fast_dropout=fast)
     label_smoothed = LabelSmoothedCrossEntropyCriterion(task, sentence_avg=False, label_smoothing=0.1)
     chunked = ChunkedLabelSmoothedCrossEntropy(task, sentence_avg=False, label_smoothing=0.1)
-    lengths = [length] * sentences if fast else draw(sentences, longest=length)
+    lengths = [length] * sentences if fast else random_lengths(sentences, longest=length)
     sources = task.sentences(lengths, SEED)
     targets = task.sentences(lengths, SEED + 1)
     batch = make_batch(sources, targets, task, options.device)
@@ -85,18 +86,20 @@ def _step(model: nn.Module, criterion: Any, optimizer: Any, batch: Dict[str, Any
     return step
 
 
-def translate(size: str, sentences: int, key_dim: int, half: bool, options: Options) -> Parts:
+def translate(size: str, sentences: int, key_dim: int, bf16: bool, options: Options) -> Parts:
     """Beam search over sentences, in batches of similar length as in fairseq-generate.
 
     Args:
-        half: compare ours in bfloat16 with fairseq's transformer in float32 and bfloat16.
+        size, key_dim: see :func:`train`.
+        sentences: number of sentences.
+        bf16: compare ours in bfloat16 with fairseq's transformer in float32 and bfloat16.
     """
     task = Task(options, "tiny")  # with the dictionary of Multi30k
-    sources = task.sentences(sorted(draw(sentences)))
-    names = ("fairseq", "fairseq-bf16" if half else "none", "ours")
+    sources = task.sentences(sorted(random_lengths(sentences)))
+    names = ("fairseq", "fairseq-bf16" if bf16 else "none", "ours")
     searches = {}
     for name, model in build(size, task, key_dim, names, options).items():
-        model.to(torch.bfloat16 if half and name != "fairseq" else options.torch_dtype).eval()
+        model.to(torch.bfloat16 if bf16 and name != "fairseq" else options.torch_dtype).eval()
         model.make_generation_fast_(need_attn=False)  # type: ignore[operator]
         searches[name] = ShortlistGenerator([model], task.target_dictionary, beam_size=4, len_penalty=0.6)
     rows = 3 if options.quick else 64
@@ -107,18 +110,19 @@ def translate(size: str, sentences: int, key_dim: int, half: bool, options: Opti
 def _search(search: Any, batch: Dict[str, Any]) -> None:
     length = batch["net_input"]["src_tokens"].size(1)
     search.max_len_b = search.min_len = length - 1  # without </s>
-    if any(len(sentence[0]["tokens"]) != length for sentence in search.generate([], batch)):
-        raise UserError(f"every translation of a batch must have {length} tokens; got another length")
+    lengths = sorted({len(sentence[0]["tokens"]) for sentence in search.generate([], batch)})
+    if lengths != [length]:
+        raise UserError(f"every translation of a batch must have {length} tokens; got {lengths}")
 
 
-def train_rows(quick: bool, halves: bool) -> Dict[str, Row]:
-    """The rows of ``collab bench train``; ``halves``: also ours in bfloat16, compared with fairseq in float32."""
+def train_rows(quick: bool, with_bf16: bool) -> Dict[str, Row]:
+    """The rows of ``collab bench train``; ``with_bf16``: also ours in bfloat16, compared with fairseq in float32."""
     # the tiny batch has almost the 4,096 tokens of recipes/multi30k
     sizes = [("base", 64, 32, 128), ("base", 64, 32, 512), ("tiny", 170, 24, 32)]
     if quick:
         sizes = [("base", 3, 6, 4), ("tiny", 3, 6, 4)]
     cases = [(size, "") for size in sizes]
-    modes = [mode for mode in TRAIN_IMPLEMENTATIONS if mode and (halves or mode != "fast-bf16")]
+    modes = [mode for mode in TRAIN_IMPLEMENTATIONS if mode and (with_bf16 or mode != "fast-bf16")]
     cases += [(size, mode) for size in (sizes[0], sizes[-1]) for mode in modes]
     rows: Dict[str, Row] = {}
     for (preset, number, length, key_dim), mode in cases:
@@ -127,12 +131,12 @@ def train_rows(quick: bool, halves: bool) -> Dict[str, Row]:
     return rows
 
 
-def translate_rows(quick: bool, halves: bool) -> Dict[str, Row]:
-    """The rows of whole models in ``collab bench decode``; ``halves``: also in bfloat16."""
+def translate_rows(quick: bool, with_bf16: bool) -> Dict[str, Row]:
+    """The rows of whole models in ``collab bench decode``; ``with_bf16``: also in bfloat16."""
     sizes = [("tiny", 4, 6)] if quick else [("tiny", 32, 1000), ("base", 128, 1000)]
     rows: Dict[str, Row] = {}
-    for half in (False, True) if halves else (False,):
+    for bf16 in (False, True) if with_bf16 else (False,):
         for size, key_dim, number in sizes:
             name = f"decode/translate/{size}/{number}/dk{key_dim}"
-            rows[f"{name}/bf16" if half else name] = partial(translate, size, number, key_dim, half)
+            rows[f"{name}/bf16" if bf16 else name] = partial(translate, size, number, key_dim, bf16)
     return rows

@@ -31,10 +31,10 @@ def rows(what: str, options: Options) -> Dict[str, Row]:
     """Row id → row, for ``layer``, ``decode`` or ``train``."""
     if what == "layer":
         return layer_rows(options.quick)
-    halves = options.dtype == "float32"
+    with_bf16 = options.dtype == "float32"
     if what == "train":
-        return train_rows(options.quick, halves)
-    return {**decode_rows(options.quick), **translate_rows(options.quick, halves)}
+        return train_rows(options.quick, with_bf16)
+    return {**decode_rows(options.quick), **translate_rows(options.quick, with_bf16)}
 
 
 def choose(ids: Iterable[str], patterns: Sequence[str]) -> List[str]:

@@ -14,7 +14,7 @@ import sys
 
 from fairseq_modern.errors import UserError
 
-from .options import check_new, positive, refuse
+from .options import check_new, positive, reject_flags
 
 HELP = "average checkpoints"
 
@@ -34,9 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     number = args.num_epoch_checkpoints or args.num_update_checkpoints
     if not number:
-        refuse(args, ("checkpoint_upper_bound",), "needs --num-epoch-checkpoints or --num-update-checkpoints")
+        reject_flags(args, ("checkpoint_upper_bound",), "needs --num-epoch-checkpoints or --num-update-checkpoints")
     if number and len(args.inputs) != 1:
-        raise UserError(f"--inputs must be one folder with a number of checkpoints; got {len(args.inputs)} paths")
+        raise UserError(
+            "--inputs must be a single folder with --num-epoch-checkpoints or --num-update-checkpoints; "
+            f"got {len(args.inputs)} paths"
+        )
     if not number and os.path.isdir(args.inputs[0]):
         raise UserError(
             f"--inputs must be checkpoints; got the folder {args.inputs[0]}: set how many of its checkpoints with "

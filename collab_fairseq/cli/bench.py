@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         text = "data type (default: float32 on a CPU, bfloat16 on a GPU; autocast in `train`)"
         add("--dtype", choices=("float32", "bfloat16"), help=text)
         _add_rows(measure)
-        add("--rounds", type=positive, default=200, metavar="N", help="most rounds per row (default: 200)")
+        add("--rounds", type=positive, default=200, metavar="N", help="maximum number of rounds per row (default: 200)")
         text = "start no new round of a row after S seconds, but run at least 3 (default: %(default)g)"
         add("--seconds", type=float, default=seconds, metavar="S", help=text)
         text = "wall time, or the CPU time of this process (less noisy; one thread, no GPU; default: wall)"

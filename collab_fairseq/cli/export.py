@@ -51,9 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     applicable = TARGETS[args.to]
     others = {"half", "quantization"}.difference(applicable)
-    options.refuse(args, sorted(others), f"does not go with --to {args.to}")
+    options.reject_flags(args, sorted(others), f"cannot be used with --to {args.to}")
     if os.path.isdir(args.checkpoint):
-        options.refuse(args, ("data", *_TEXT_OPTIONS), "does not go with a model folder, which contains it")
+        options.reject_flags(args, ("data", *_TEXT_OPTIONS), "cannot be used with a model folder, which contains it")
     logging.getLogger("fairseq").setLevel(logging.WARNING)
     from collab_fairseq.export.source import read_source
 

@@ -12,7 +12,7 @@ from collab_fairseq.heads import importance as head_importance
 from collab_fairseq.heads import redundancy as head_redundancy
 from collab_fairseq.heads import roles as head_roles
 from collab_fairseq.heads.ablation import TestSet
-from collab_fairseq.heads.record import new_record, test_settings, text_setting
+from collab_fairseq.heads.record import new_record, settings_of_tests, text_setting
 from collab_fairseq.modules.heads import parse_heads
 from collab_fairseq.records.record import Record
 from collab_fairseq.scoring.significance import METHOD
@@ -20,7 +20,7 @@ from collab_fairseq.translation import TrainedModel, load_model
 from collab_fairseq.translation.text import dataset
 from fairseq_modern.errors import UserError
 
-from .options import choose_device, command, refuse
+from .options import choose_device, command, reject_flags
 
 FAIRSEQ_FLAGS = ("data", "split", "reference", "form", "max_tokens", "seed")
 HUGGINGFACE_FLAGS = ("text", "fields", "label", "batch_size")
@@ -69,14 +69,14 @@ def ablate(args: argparse.Namespace) -> None:
         if huggingface.translates(loaded.model):
             settings.update(search=search, p=METHOD)
         else:
-            refuse(args, ("beam", "lenpen"), "applies to translation models; this model is a classifier")
+            reject_flags(args, ("beam", "lenpen"), "applies to translation models; this model is a classifier")
         record = _record(args, "ablate", settings, loaded.model.device)
         huggingface.ablate(loaded, record, **search, **options)
     else:
         tests = _tests(args)
         splits = [test.split for test in tests]
         trained = _load(args, args.checkpoint)
-        record = _record(args, "ablate", test_settings(trained, tests), trained.device)
+        record = _record(args, "ablate", settings_of_tests(trained, tests), trained.device)
         ablation.ablate(trained, tests, record, **options)
     reports = [ablation.report(record.parts, splits, mode) for mode in modes]
     _show(args, "".join(reports), partial(ablation.draw, record.content))
@@ -86,13 +86,13 @@ def prune(args: argparse.Namespace) -> None:
     if (args.remove is None) != (args.output is None):
         raise UserError("--remove and --output go together; the record of a measurement is written to --json")
     if len(args.checkpoint) > 1:
-        refuse(args, ("importance", "remove"), "applies to a single checkpoint")
+        reject_flags(args, ("importance", "remove"), "applies to a single checkpoint")
     if args.remove is None:
-        refuse(args, ("empty_layers",), "needs --remove")
+        reject_flags(args, ("empty_layers",), "needs --remove")
         _measure_pruning(args)
     else:
         measurement = ("reference", "beam", "lenpen", "by_site", "json", "figure")
-        refuse(args, measurement, "applies to measurements and not to --remove")
+        reject_flags(args, measurement, "applies to measurements and not to --remove")
         _remove(args)
 
 
@@ -101,7 +101,7 @@ def _measure_pruning(args: argparse.Namespace) -> None:
     tests = _tests(args)
     names = [os.path.basename(path) for path in args.checkpoint]
     if len(set(names)) < len(names):
-        raise UserError("several checkpoints must have different file names")
+        raise UserError(f"several checkpoints must have different file names; got {', '.join(names)}")
     groups = {"_".join(sites): sites}
     if args.by_site:
         groups.update({site: [site] for site in sites})
@@ -115,7 +115,7 @@ def _measure_pruning(args: argparse.Namespace) -> None:
                 settings["importance"] = checkpoints.file_setting(args.importance)
             else:
                 settings["importance_text"] = text_setting(trained, args.split, args.sentences)
-            settings.update(test_settings(trained, tests), ranking=args.ranking, loss=args.split)
+            settings.update(settings_of_tests(trained, tests), ranking=args.ranking, loss=args.split)
             record = _record(args, "prune", settings, trained.device)
         prefix = f"{name}/" if len(names) > 1 else ""
         with record.within(prefix):
@@ -142,7 +142,7 @@ def _remove(args: argparse.Namespace) -> None:
         percent = float(args.remove)
     except ValueError:
         ranked = ("importance", "ranking", "split", "sentences", "sites", "data", "max_tokens", "device", "threads")
-        refuse(args, ranked, "applies to --remove PERCENT and not to named heads")
+        reject_flags(args, ranked, "applies to --remove PERCENT and not to named heads")
         heads = parse_heads(args.remove)
         state = checkpoints.load_with_model(checkpoint)
     else:
@@ -150,7 +150,7 @@ def _remove(args: argparse.Namespace) -> None:
             raise UserError(f"--remove must be names of heads or a percentage between 0 and 100; got {args.remove}")
         sites = attention_hooks.parse_sites(args.sites)
         trained = _load(args, checkpoint)
-        ranking = pruning.ascending(_importance(args, trained), sites)
+        ranking = pruning.by_ascending_importance(_importance(args, trained), sites)
         heads = pruning.least_important(ranking, percent)
         state = trained.state
     _save(args, removal.remove_heads(state, heads, empty_layers=args.empty_layers))
@@ -163,14 +163,14 @@ def _save(args: argparse.Namespace, result: removal.Removal) -> None:
 
 def gates(args: argparse.Namespace) -> None:
     if not args.output:
-        refuse(args, ("empty_layers",), "needs --output")
+        reject_flags(args, ("empty_layers",), "needs --output")
     state = checkpoints.load_with_model(args.checkpoint)
     head_gates = removal.read_gates(state)
     values = {head: gate._asdict() for head, gate in head_gates.items()}
     _record(args, "gates", {}).part("gates", lambda: values)
     _show(args, removal.gates_report(head_gates), partial(removal.draw_gates, head_gates))
     if args.output:
-        _save(args, removal.finalise(state, empty_layers=args.empty_layers))
+        _save(args, removal.remove_closed_heads(state, empty_layers=args.empty_layers))
 
 
 def roles(args: argparse.Namespace) -> None:
@@ -191,14 +191,14 @@ def roles(args: argparse.Namespace) -> None:
 def _is_huggingface(args: argparse.Namespace) -> bool:
     """Whether CHECKPOINT is a Hugging Face model folder; flags of the other format raise a UserError."""
     if not os.path.isdir(args.checkpoint):
-        refuse(args, HUGGINGFACE_FLAGS, f"applies to Hugging Face model folders; {args.checkpoint} is not a folder")
+        reject_flags(args, HUGGINGFACE_FLAGS, f"needs a Hugging Face model folder; {args.checkpoint} is a file")
         return False
     if args.text is None:
         raise UserError(
             f"{args.checkpoint} is a folder: a Hugging Face model needs --text FILE.jsonl; a fairseq model is passed "
             "as its checkpoint file, such as model.pt"
         )
-    refuse(args, FAIRSEQ_FLAGS, "applies to fairseq checkpoints; Hugging Face model folders take --text")
+    reject_flags(args, FAIRSEQ_FLAGS, "applies to fairseq checkpoints; Hugging Face model folders take --text")
     return True
 
 

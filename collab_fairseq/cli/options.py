@@ -33,7 +33,7 @@ def add_command(
     return parser
 
 
-def refuse(args: argparse.Namespace, names: Sequence[str], reason: str) -> None:
+def reject_flags(args: argparse.Namespace, names: Sequence[str], reason: str) -> None:
     """Raise UserError for flags that do not apply; the message is the flag and `reason`."""
     for name in names:
         if getattr(args, name, None) != args.parser.get_default(name):
@@ -82,7 +82,9 @@ def choose_device(args: argparse.Namespace) -> str:
         number = int(args.device.partition(":")[2] or 0)
         usable = environment.usable_gpus()
         if number >= usable:
-            raise UserError(f"--device {args.device} needs a GPU that torch can use; torch finds {usable or 'none'}")
+            raise UserError(
+                f"--device {args.device} must be a GPU that torch can use; got {usable} usable GPUs, counted from 0"
+            )
         torch.cuda.set_device(number)
     return str(args.device)
 
@@ -98,7 +100,7 @@ def add_page(parser: argparse.ArgumentParser) -> None:
 def check_page(args: argparse.Namespace) -> str:
     """Check that --output can be written; returns the folder that its links are relative to."""
     if not args.output:
-        refuse(args, ("marker", "check"), "needs --output")
+        reject_flags(args, ("marker", "check"), "needs --output")
         return os.getcwd()
     check_writable(None if args.check else args.output)
     return os.path.dirname(os.path.abspath(args.output))

@@ -1,4 +1,4 @@
-"""Score translations: tokenised, compound-split (German) and sacreBLEU, chrF, chrF++, TER and COMET, with signatures.
+"""Score translations: tokenised BLEU, compound-split BLEU (German), sacreBLEU, chrF, chrF++, TER and COMET.
 
     fairseq-generate DATA --path averaged.pt --remove-bpe ... > generate.log
     collab score generate.log --reference test.de
@@ -10,9 +10,9 @@
 
 The log may be unsorted, have n-best lists, or be split into shards; plain text has one translation per line. Raw text
 is Moses-tokenised for the first two scores; tokenised text is detokenised for all others. sacreBLEU is comparable
-across papers, the first two only with the same score; lower TER is better. --baseline compares the sacreBLEU of two
-systems by a paired bootstrap over the sentences. --comet needs `pip install unbabel-comet` and a COMET model, a
-checkpoint or a name; the score is multiplied by 100.
+across papers, tokenised and compound-split BLEU only with scores of the same name. Lower TER is better. --baseline
+compares the sacreBLEU of two systems by a paired bootstrap over the sentences. --comet needs `pip install
+unbabel-comet` and a COMET model, a checkpoint or a name; the score is multiplied by 100.
 """
 
 import argparse

@@ -4,12 +4,12 @@
     collab table RECORD ... --baseline multi30k-none-s1-u2500 --output README.md --marker results
     collab table RECORD ... --output README.md --marker results --check
     collab table RECORD ... --figure results/curves.svg
-    collab table results/runs/curve-*-u2000.json results/published/*.json --figure cost.svg --x width
+    collab table results/runs/curve-*-u2000.json results/published/*.json --figure cost.svg --x key_dim
 
 One row per configuration: means over its seeds, and scores with 95 % intervals over seeds and sentences. --baseline
 compares every other row with the row of that run, paired by seed; a star marks differences whose interval excludes
 0. --marker replaces the text between the lines <!-- NAME --> and <!-- /NAME --> of the file. The same records give
-the same table. --x width draws the cost of reducing the key dimension: the difference in NLL from standard heads at
+the same table. --x key_dim draws the cost of reducing the key dimension: the difference in NLL from standard heads at
 the full key dimension and, for published runs, the difference in BLEU. Needs pandas and, for --figure, matplotlib:
 the extra `plots` of this project.
 """
@@ -21,7 +21,7 @@ from typing import List
 from collab_fairseq.records.columns import COLUMNS, GROUP_BY, ON_REQUEST
 from collab_fairseq.records.drawing import check_figure
 
-from .options import add_page, check_page, publish, refuse
+from .options import add_page, check_page, publish, reject_flags
 
 HELP = "tables and figures from records"
 
@@ -46,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--baseline", action="append", default=[], metavar="NAME", help=text)
     add_page(parser)
     add("--figure", metavar="FILE", help="draw a figure (FILE.png or FILE.svg) instead of a table")
-    text = "validation loss against updates, cost against width, or scores against parameters or wall_time"
-    against = ("updates", "width", "parameters", "wall_time")
+    text = "validation loss against updates, cost against key_dim, or scores against parameters or wall_time"
+    against = ("updates", "key_dim", "parameters", "wall_time")
     add("--x", choices=against, default="updates", help=f"what --figure draws: {text} (default: updates)")
     text = "score to draw against parameters or wall_time (default: sacrebleu)"
     add("--y", choices=("sacrebleu", "chrf", "compound_split", "tokenised"), default="sacrebleu", help=text)
@@ -56,19 +56,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _names(text: str) -> List[str]:
     names = [name.strip() for name in text.split(",")]
     if not all(names):
-        raise argparse.ArgumentTypeError(f"expected names separated by commas, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be names separated by commas; got {text!r}")
     return names
 
 
 def run(args: argparse.Namespace) -> int:
     if args.figure:
-        refuse(args, ("output", "columns", "baseline"), "is for tables, not for --figure")
+        reject_flags(args, ("output", "columns", "baseline"), "is for tables, not for --figure")
     else:
-        refuse(args, ("x", "y"), "needs --figure")
-    if args.x in ("updates", "width"):
-        refuse(args, ("y",), "needs --x parameters or --x wall_time")
-    if args.x == "width":
-        refuse(args, ("group_by",), "does not apply to --x width, which groups by attention type")
+        reject_flags(args, ("x", "y"), "needs --figure")
+    if args.x in ("updates", "key_dim"):
+        reject_flags(args, ("y",), "needs --x parameters or --x wall_time")
+    if args.x == "key_dim":
+        reject_flags(args, ("group_by",), "does not apply to --x key_dim, which groups by attention type")
     check_figure(args.figure)
     folder = check_page(args)
     from collab_fairseq.records import figures, key_dim_study, table
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         options = {"columns": args.columns, "group_by": args.group_by, "baselines": args.baseline}
         publish(args, table.markdown_table(runs, folder=folder, **options))
         return 0
-    if args.x == "width":
+    if args.x == "key_dim":
         key_dim_study.draw(runs, args.figure)
     elif args.x == "updates":
         figures.draw_losses(runs, args.figure, args.group_by)

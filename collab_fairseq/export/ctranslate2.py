@@ -20,7 +20,7 @@ from collab_fairseq.translation.ctranslate2_engine import PRECISIONS
 from collab_fairseq.translation.tokenizer import require
 from fairseq_modern.errors import UserError
 
-from .readme import write_text_side
+from .readme import write_companion_files
 from .source import Source, output_folder, reject_settings
 from .standard_heads import standard_layers
 
@@ -68,7 +68,9 @@ def export(source: Source, output: PathLike, *, quantization: Optional[str] = No
     ]
     with output_folder(output) as folder:
         spec.save(folder)
-        write_text_side(source, folder, "ctranslate2", f"Translation model for CTranslate2 ({quantization})", usage)
+        write_companion_files(
+            source, folder, "ctranslate2", f"Translation model for CTranslate2 ({quantization})", usage
+        )
 
 
 def _specification(source: Source) -> Any:

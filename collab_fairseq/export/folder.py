@@ -24,7 +24,7 @@ from collab_fairseq.modules.fairseq_compat import flat
 from collab_fairseq.translation.tokenizer import SUBWORD_FILES
 from collab_fairseq.translation.torch_engine import MODEL
 
-from .readme import write_text_side
+from .readme import write_companion_files
 from .source import Source, output_folder
 
 #: type of the subword model → fairseq's setting for its file
@@ -104,4 +104,4 @@ def write(source: Source, state: Dict[str, Any], output: PathLike) -> None:
     ]
     with output_folder(output) as folder:
         checkpoints.save(state, os.path.join(folder, MODEL))
-        write_text_side(source, folder, "torch", "Translation model", usage)
+        write_companion_files(source, folder, "torch", "Translation model", usage)

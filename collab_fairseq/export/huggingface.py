@@ -14,7 +14,7 @@ from collab_fairseq.modules.sites import swapped
 from collab_fairseq.records.files import write_json
 from collab_fairseq.translation.tokenizer import SUBWORD_FILES, require
 
-from .readme import write_text_side
+from .readme import write_companion_files
 from .source import Source, output_folder, reject_settings
 from .standard_heads import standard_layers
 
@@ -98,7 +98,7 @@ def export(source: Source, output: PathLike) -> None:
             code = _WITH_SENTENCEPIECE.replace("SOURCE", card.source_lang).replace("TARGET", card.target_lang)
             code = code.replace("GIVEN", "text.lower()" if card.lowercase else "text")
             usage += ["", "```python", code, "```"]
-        write_text_side(source, folder, "huggingface", "Translation model for transformers", usage)
+        write_companion_files(source, folder, "huggingface", "Translation model for transformers", usage)
 
 
 def _config(source: Source) -> Any:

@@ -24,7 +24,7 @@ _ORIGIN = {"file": "{}", "sha256": "SHA-256 {}", "num_updates": "{} updates", "a
 _NO_LICENCE = "not stated: ask the authors of the model and check the terms of its data before you redistribute it"
 
 
-def write_text_side(source: Source, folder: str, engine: str, title: str, usage: List[str]) -> None:
+def write_companion_files(source: Source, folder: str, engine: str, title: str, usage: List[str]) -> None:
     """Write everything but the weights: card, dictionaries, subword model, record, README.
 
     Args:

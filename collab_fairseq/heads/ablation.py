@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 import numpy
 
 from collab_fairseq.checkpoints import PathLike
-from collab_fairseq.modules.heads import Heads, head_name, in_model
+from collab_fairseq.modules.heads import Heads, head_name, model_order
 from collab_fairseq.modules.settings import SITES
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.records import pages
@@ -22,7 +22,7 @@ from collab_fairseq.translation import TrainedModel, score
 from fairseq_modern.errors import UserError
 
 from .attention_hooks import Layers, head_counts, masked
-from .figures import Column, draw_grids, test_names
+from .figures import Column, draw_grids, names_of_tests
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def compare(system: Mapping[str, Any], baseline: Mapping[str, Any]) -> Dict[str,
     return {"bleu": system["score"], "difference": comparison.difference, "p_value": comparison.p_value}
 
 
-def conditions(counts: Mapping[str, int], mode: str, sites: Sequence[str] = SITES) -> Dict[str, Heads]:
+def heads_to_mask(counts: Mapping[str, int], mode: str, sites: Sequence[str] = SITES) -> Dict[str, Heads]:
     """Head → heads to mask, for every head at the sites; ``only`` skips layers with a single head.
 
     Args:
@@ -111,7 +111,7 @@ def ablate_split(
         raise UserError(
             f"--sites must name at least one of the model's sites, {', '.join(available)}; got {'_'.join(sites)}"
         )
-    masks = {mode: conditions(head_counts(layers), mode, sites) for mode in modes}
+    masks = {mode: heads_to_mask(head_counts(layers), mode, sites) for mode in modes}
     if not any(masks.values()):
         raise UserError("all layers have a single head: --mode only has no heads to mask")
     baseline = record.part(f"whole/{split}", evaluate)
@@ -136,7 +136,7 @@ def results(parts: Mapping[str, Any], split: str, mode: str) -> Dict[str, Dict[s
     """Head → result on a split in a mode, in the order of the model."""
     prefix = f"{split}/{mode}/"
     heads = [key.removeprefix(prefix) for key in parts if key.startswith(prefix)]
-    return {head: parts[prefix + head] for head in sorted(heads, key=in_model)}
+    return {head: parts[prefix + head] for head in sorted(heads, key=model_order)}
 
 
 def correlation(parts: Mapping[str, Any], splits: Sequence[str], mode: str) -> Dict[str, float]:
@@ -172,7 +172,7 @@ def report(parts: Mapping[str, Any], splits: Sequence[str], mode: str) -> str:
     for split in splits:
         rows[0] += [split, "p"]
     measured = {head for heads in differences.values() for head in heads}
-    for head in sorted(measured, key=in_model):
+    for head in sorted(measured, key=model_order):
         row = [head]
         for split in splits:
             result = differences[split].get(head)
@@ -186,11 +186,12 @@ def report(parts: Mapping[str, Any], splits: Sequence[str], mode: str) -> str:
         better = sum(heads[head]["difference"] > 0 for head in changed)
         lines.append(
             f"{split}: {name} {score:.2f} with all heads; {len(changed)} of {len(heads)} differences have "
-            f"p < {SIGNIFICANT}, {better} of them improve it"
+            f"p < {SIGNIFICANT}, {better} of them positive"
         )
     if len(splits) == 2:
         values = correlation(parts, splits, mode)
-        lines.append(f"correlation of the two: {', '.join(f'{name} {r:.2f}' for name, r in values.items())}")
+        shown = ", ".join(f"{name} {r:.2f}" for name, r in values.items())
+        lines.append(f"correlation of the differences on the two sets (Pearson): {shown}")
     return "\n".join(lines) + "\n\n"
 
 
@@ -210,9 +211,9 @@ def draw(record: Mapping[str, Any], path: PathLike, model: str, compared: Sequen
         largest = max(_largest_difference(other["parts"], mode) for other in (record, *compared)) or 1.0
         label = f"difference in {metric(next(iter(heads.values())))}, {title}"
         columns.append(Column(label, differences, largest, significant(heads), signed=True))
-    name = test_names(record["settings"]).get(split, split)
+    name = names_of_tests(record["settings"]).get(split, split)
     description = (
-        f"Differences from the model with all heads on {name}; above 0: better without. "
+        f"Differences from the model with all heads on {name}; above 0: better than with all heads. "
         f"Framed: p < {SIGNIFICANT} for this head alone, one seed. The two colour scales differ."
     )
     draw_grids(columns, path, f"Ablation of single heads, {model}", description)

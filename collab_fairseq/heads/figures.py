@@ -29,7 +29,7 @@ class Column(NamedTuple):
     signed: bool = False
 
 
-def test_names(settings: Mapping[str, Any]) -> Dict[str, str]:
+def names_of_tests(settings: Mapping[str, Any]) -> Dict[str, str]:
     """Test split → name of its reference file without the suffix, from the settings of a record."""
     files = {test["split"]: test["references"]["file"] for test in settings.get("tests", ())}
     if isinstance(settings.get("text"), dict):

@@ -54,7 +54,7 @@ def _open(path: str) -> Tuple[Any, Any]:
         AutoConfig.from_pretrained(path, local_files_only=True)
     except ValueError as error:  # there is no config.json, or none of transformers
         raise UserError(
-            f"{path} must be the folder of a Hugging Face model, of a type in config.json that transformers knows; "
+            f"{path} must be a Hugging Face model folder with a config.json whose model_type transformers supports; "
             "pass a fairseq model as its checkpoint file, such as model.pt or checkpoint_best.pt"
         ) from error
     model = adapters.from_pretrained(path, local_files_only=True)
@@ -201,7 +201,7 @@ def ablate(loaded: Loaded, record: Record, *, beam: int = 5, lenpen: float = 1.0
     model, labels = loaded.model, loaded.labels
 
     def evaluate_translations() -> Dict[str, Any]:
-        code = getattr(loaded.tokenizer, "target_lang", None)
+        code = getattr(loaded.tokenizer, "target_lang", None) or ""
         language = SACREBLEU_CODES.get(code, code)
         return bleu_result(score_raw(translations(loaded, beam, lenpen), labels, language, tokenised=False))
 

@@ -119,7 +119,10 @@ def read(path: PathLike, ranking: str, checkpoint: PathLike) -> Dict[str, float]
     content = load(path, "heads", "importance")
     source = content["settings"]["checkpoint"]
     if file_setting(checkpoint)["sha256"] != source["sha256"]:
-        raise UserError(f"{os.fspath(path)} is the importance of {source['file']}, another checkpoint")
+        raise UserError(
+            f"{os.fspath(path)} must be the importance of {os.fspath(checkpoint)}; "
+            f"got that of {source['file']} with another checksum"
+        )
     return {head: values[ranking] for head, values in content["parts"]["importance"]["heads"].items()}
 
 

@@ -20,7 +20,7 @@ from collab_fairseq.translation import TrainedModel, loss
 
 from .ablation import TestSet, compare, evaluate, with_all_heads
 from .attention_hooks import masked
-from .figures import SITE_TITLES, test_names
+from .figures import SITE_TITLES, names_of_tests
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ LEGEND_COLUMNS = 4
 Points = Dict[int, Dict[str, Any]]
 
 
-def ascending(importance: Mapping[str, float], sites: Sequence[str]) -> List[str]:
+def by_ascending_importance(importance: Mapping[str, float], sites: Sequence[str]) -> List[str]:
     """Heads (``E:1:3``, …) at the sites, the least important first; ties keep the order of the model."""
     return sorted((head for head in importance if LETTERS[head[0]] in sites), key=importance.__getitem__)
 
@@ -58,7 +58,7 @@ def prune(
     Args:
         importance: head → importance. loss_split: split on which the loss is computed.
     """
-    order = ascending(importance, sites)
+    order = by_ascending_importance(importance, sites)
 
     def measure(heads: Heads) -> Dict[str, Any]:
         with masked(attention_layers(trained.model), heads):
@@ -112,7 +112,7 @@ def draw(record: Mapping[str, Any], path: PathLike, model: str, compared: Sequen
     """
     curves = pruning_points(record["parts"])
     all_curves = [points for other in (record, *compared) for points in pruning_points(other["parts"]).values()]
-    names = test_names(record["settings"])
+    names = names_of_tests(record["settings"])
     splits = list(next(iter(all_curves[0].values()))["tests"])
     rankings = {"normalised": "importance normalised per layer", "raw": "unnormalised importance"}
     ranking = rankings[record["settings"]["ranking"]]
@@ -123,7 +123,7 @@ def draw(record: Mapping[str, Any], path: PathLike, model: str, compared: Sequen
     sentences = {test["split"]: test["sentences"] for test in record["settings"]["tests"]}
     if any(sentences.values()):
         numbers = ", ".join(f"{number} of {names[split]}" for split, number in sentences.items())
-        description += f" BLEU is of the first sentences only: {numbers}."
+        description += f" BLEU is computed on the first sentences only: {numbers}."
     legend_rows = math.ceil(len(curves) / LEGEND_COLUMNS)
     with drawing(path, 2.5 + 0.18 * legend_rows, f"Pruning, {model}", description) as figure:
         axes = figure.subplots(1, len(splits) + 1, squeeze=False)[0]

@@ -20,7 +20,7 @@ def text_setting(trained: TrainedModel, split: str, sentences: Optional[int]) ->
     return {"split": split, "text": checksums, "sentences": sentences}
 
 
-def test_settings(trained: TrainedModel, tests: Sequence[TestSet]) -> Dict[str, Any]:
+def settings_of_tests(trained: TrainedModel, tests: Sequence[TestSet]) -> Dict[str, Any]:
     """The test sets with their references, the search, and the method of the p values."""
     search = tests[0].search
     settings = []

@@ -25,7 +25,7 @@ from torch import Tensor
 from collab_fairseq.attention.factors import HeadFactors
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.fairseq_compat import as_transformer_collab
-from collab_fairseq.modules.heads import in_order, short_name
+from collab_fairseq.modules.heads import in_model_order, short_name
 from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import checkpoint_layers
 from collab_fairseq.records import pages
@@ -177,7 +177,7 @@ def draw(layers: Layers, path: PathLike, model: str, compared: Sequence[Layers] 
     Args:
         model: its name, for the title. compared: models whose figures use the same axes.
     """
-    by_site = itertools.groupby(in_order(layers), key=lambda layer_id: layer_id.split(".")[0])
+    by_site = itertools.groupby(in_model_order(layers), key=lambda layer_id: layer_id.split(".")[0])
     groups = {site: list(layer_ids) for site, layer_ids in by_site}
     deepest = max(groups, key=lambda site: len(groups[site]))
     largest = max(layer["key_dim"] for model_layers in (layers, *compared) for layer in model_layers.values())

@@ -81,7 +81,7 @@ def values_only(layers: Layers) -> ContextManager[None]:
     return hooked(layers, hook)
 
 
-def steps(trained: TrainedModel, sample: Any) -> Iterator[Dict[str, Tensor]]:
+def relevance_by_step(trained: TrainedModel, sample: Any) -> Iterator[Dict[str, Tensor]]:
     """Relevance of the H heads of each encoder layer at every generation step of N sentences: layer_id → (N, H).
 
     Raises:
@@ -120,7 +120,7 @@ def relevance(trained: TrainedModel, split: str, **text: Any) -> Dict[str, Any]:
     pad = trained.task.target_dictionary.pad()
     for sample in batches(trained, split, **text):
         not_padding = sample["target"].ne(pad)
-        for step, heads in enumerate(steps(trained, sample)):
+        for step, heads in enumerate(relevance_by_step(trained, sample)):
             keep = not_padding[:, step]
             total_steps += int(keep.sum())
             for layer_id, values in heads.items():

@@ -21,7 +21,7 @@ from collab_fairseq.modules.heads import (
     check_heads,
     describe,
     head_name,
-    in_order,
+    in_model_order,
     parse_heads,
     short_name,
 )
@@ -60,7 +60,7 @@ def read_gates(state: Mapping[str, Any]) -> Dict[str, Gate]:
     """Head → gate, of a checkpoint with gates."""
     collab_state = as_transformer_collab(dict(state))
     gates: Dict[str, Gate] = {}
-    for layer_id in in_order(checkpoint_layers(collab_state)):
+    for layer_id in in_model_order(checkpoint_layers(collab_state)):
         log_alpha = collab_state["model"].get(parameter_prefix(layer_id) + LOG_ALPHA)
         if log_alpha is None:
             continue
@@ -95,7 +95,7 @@ def draw_gates(gates: Mapping[str, Gate], path: PathLike, model: str) -> None:
     draw_grids([column], path, f"Gates of the heads, {model}", "Probability that a gate is not zero. Framed: closed.")
 
 
-def finalise(state: Mapping[str, Any], *, empty_layers: bool = False) -> Removal:
+def remove_closed_heads(state: Mapping[str, Any], *, empty_layers: bool = False) -> Removal:
     """The checkpoint without gates and closed heads; ``empty_layers`` as in :func:`remove_heads`."""
     closed = [head for head, gate in read_gates(state).items() if not gate.is_open]
     collab_state = as_transformer_collab(dict(state))

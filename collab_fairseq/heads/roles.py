@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from collab_fairseq.checkpoints import PathLike
-from collab_fairseq.modules.heads import head_name, in_model
+from collab_fairseq.modules.heads import head_name, model_order
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.records import pages
 from collab_fairseq.records.record import Record
@@ -168,7 +168,7 @@ def report(parts: Mapping[str, Any], importance: Mapping[str, float]) -> str:
     """
     rows = [["head", "confidence", "offset", "rare words", "relevance", "importance", "role"]]
     heads = by_head(parts)
-    for head in sorted(heads, key=in_model):
+    for head in sorted(heads, key=model_order):
         numbers = heads[head]
         offset = f"{numbers['offset']:+d} ({numbers['positional']:.0%})" if "offset" in numbers else ""
         values = [numbers.get("rare"), numbers.get("relevance"), importance.get(head)]
@@ -179,7 +179,9 @@ def report(parts: Mapping[str, Any], importance: Mapping[str, float]) -> str:
         text += f"\nrelevance: {parts['relevance']['steps']:,} generation steps\n"
     if "syntax" in parts:
         parsed, skipped = parts["syntax"]["sentences"], parts["syntax"]["skipped"]
-        text += f"\nsyntax: {parsed:,} parsed sentences; {skipped:,} skipped because of a different text\n"
+        text += (
+            f"\nsyntax: {parsed:,} parsed sentences; {skipped:,} skipped because their text differs from the parse\n"
+        )
     return text
 
 

@@ -22,7 +22,7 @@ from .attention_hooks import AttentionMaps, argmax_keys, attention
 #: relations of Universal Dependencies, and their names in older schemes → name in results
 RELATIONS = {"nsubj": "nsubj", "obj": "obj", "dobj": "obj", "amod": "amod", "advmod": "advmod"}
 #: smallest ratio of accuracy and baseline of a syntactic head, and smallest number of instances
-MARGIN, ENOUGH = 1.1, 20
+MARGIN, MIN_INSTANCES = 1.1, 20
 
 
 class Word(NamedTuple):
@@ -57,7 +57,9 @@ def read_conllu(path: PathLike) -> List[Sentence]:
             try:
                 sentence = _sentence([row for row in block if not row.startswith("#")])
             except ValueError as error:
-                raise UserError(f"{name}: the sentence in line {start} is not valid CoNLL-U: {error}") from error
+                raise UserError(
+                    f"{name}: the sentence that starts in line {start} is not valid CoNLL-U: {error}"
+                ) from error
             sentences += [sentence] if sentence.words else []
             block = []
     if not sentences:
@@ -196,6 +198,6 @@ class _Counts:
                 "baseline": baseline,
                 "offset": offset,
                 "instances": instances,
-                "syntactic": instances >= ENOUGH and accuracy >= MARGIN * baseline,
+                "syntactic": instances >= MIN_INSTANCES and accuracy >= MARGIN * baseline,
             }
         return results

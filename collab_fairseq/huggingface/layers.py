@@ -76,7 +76,7 @@ class Shape(NamedTuple):
         return cls(**fields)
 
 
-def visible(mask: Optional[Tensor], causal: bool, rows: int, queries: int, keys: int) -> Optional[Tensor]:
+def torch_mask(mask: Optional[Tensor], causal: bool, rows: int, queries: int, keys: int) -> Optional[Tensor]:
     """A mask of ``transformers`` in torch's convention, (N, 1 or H, T, S) or (T, S); None if all keys are visible.
 
     Args:
@@ -180,7 +180,7 @@ class CollaborativeHeads(nn.Module):
         # transformers passes every mask to eager attention; with sdpa, no mask can mean a causal one
         layer_is_causal = getattr(self, "is_causal", False) if is_causal is None else is_causal
         causal = implementation == "sdpa" and query_len > 1 and bool(layer_is_causal)
-        mask = visible(attention_mask, causal, rows, query_len, key_len)
+        mask = torch_mask(attention_mask, causal, rows, query_len, key_len)
         mask = None if mask is None else mask.to(query.device)
         mask_heads = 1 if mask is None or mask.dim() == 2 else mask.size(1)
         combined = combine(None, mask, False, (rows, mask_heads, query_len, key_len), query)

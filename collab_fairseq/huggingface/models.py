@@ -183,6 +183,9 @@ def collaborative_class(model_class: Any) -> Type[CollaborativeModel]:
     """``Collaborative…``, the collaborative form of a model class for BERT, DistilBERT, ALBERT or Marian.
 
     The class may be your own. The constructor of the collaborative form takes a config of :data:`CONFIGS`.
+
+    Raises:
+        ReparamError: the config class is not one of :data:`CONFIGS`.
     """
     if issubclass(model_class, CollaborativeModel):
         return model_class
@@ -217,6 +220,10 @@ def from_pretrained(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:
     Args:
         name_or_path: a folder or a repository.
         kwargs: of ``PreTrainedModel.from_pretrained``, such as ``attn_implementation``, ``dtype`` or ``device_map``.
+
+    Raises:
+        ReparamError: a class that transformers does not have, an architecture outside :data:`CONFIGS`, or missing
+            weights.
     """
     location = {name: kwargs[name] for name in _LOCATION if name in kwargs}
     config = AutoConfig.from_pretrained(name_or_path, **location)

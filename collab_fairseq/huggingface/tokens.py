@@ -11,7 +11,7 @@ from fairseq_modern.errors import UserError
 logger = logging.getLogger(__name__)
 
 #: maximum share of unknown tokens: tokenizers without subwords lack rare words
-_MOST_UNKNOWN = 0.25
+_MAX_UNKNOWN = 0.25
 
 
 def check_tokens(tokenizer: Any, batches: Iterable[Mapping[str, Tensor]], name: str) -> None:
@@ -29,8 +29,8 @@ def check_tokens(tokenizer: Any, batches: Iterable[Mapping[str, Tensor]], name: 
     tokens = torch.cat([batch["input_ids"][batch["attention_mask"].bool()] for batch in batches])
     share = int((tokens == unknown).sum()) / max(1, len(tokens))
     logger.info("%s: %.1f %% of the tokens are unknown to the model", name, 100 * share)
-    if share > _MOST_UNKNOWN:
+    if share > _MAX_UNKNOWN:
         raise UserError(
-            f"{name}: at most {_MOST_UNKNOWN:.0%} of the tokens may be unknown to the model; got {share:.0%}: the "
+            f"{name}: at most {_MAX_UNKNOWN:.0%} of the tokens may be unknown to the model; got {share:.0%}: the "
             "folder of the model must contain the files of its tokenizer, and the text must be in its language"
         )

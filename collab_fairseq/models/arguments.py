@@ -8,7 +8,7 @@ from typing import Any, Dict, List
 from omegaconf import DictConfig, OmegaConf
 
 from collab_fairseq import checkpoints
-from collab_fairseq.attention.attention_types import KEY_DIMS, SITES, flags, side_of
+from collab_fairseq.attention.attention_types import KEY_DIM_SETTINGS, SITES, flags, side_of
 from collab_fairseq.modules.fairseq_compat import SUB_CONFIGS, as_transformer_collab, flat, model_config
 from collab_fairseq.modules.settings import ConfigurationError, check_type, parse_shapes, parse_sites
 
@@ -24,7 +24,7 @@ _INHERITED = (
     "decoder_attention_heads",
     "collaborative_heads",
     "key_dim",
-    *KEY_DIMS.values(),
+    *KEY_DIM_SETTINGS.values(),
     *(name for name, flag in flags().items() if flag.persistent),
     "attention_shapes",
 )
@@ -41,7 +41,7 @@ def flatten(cfg: DictConfig) -> None:
         for key, value in nested.items():
             name = f"{section}_{key}"
             if name in cfg:
-                raise ConfigurationError(f"model.{section}.{key} and model.{name} are the same; give one of them")
+                raise ConfigurationError(f"model.{section}.{key} and model.{name} are the same setting; give only one")
             cfg[name] = value
     for name in map(str, cfg):
         if name not in FIELD_TYPES and name != "arch":
@@ -117,7 +117,7 @@ def inherit_attention(args: Any) -> None:
         return
     state = checkpoints.load(path)
     if not isinstance(state.get("model"), dict):
-        raise ConfigurationError(f"--attention-from {path} holds no model")
+        raise ConfigurationError(f"--attention-from must be a checkpoint with model parameters; {path} has none")
     try:
         config = model_config(as_transformer_collab(state))
     except ConfigurationError as error:

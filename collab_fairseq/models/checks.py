@@ -11,7 +11,7 @@ from torch import nn
 from collab_fairseq.attention import AttentionLayer
 from collab_fairseq.attention.attention_types import (
     ATTENTION_TYPES,
-    KEY_DIMS,
+    KEY_DIM_SETTINGS,
     SITES,
     flags,
     kernels,
@@ -111,7 +111,7 @@ def _flag(name: str) -> str:
 
 def _with_flag_names(message: str, attention_type: Type[AttentionLayer], settings: Mapping[str, Any], site: str) -> str:
     """An error message of a layer, with flags instead of the layer's arguments."""
-    side, key_dim = side_of(site), KEY_DIMS[site]
+    side, key_dim = side_of(site), KEY_DIM_SETTINGS[site]
     names = {
         "embed_dim": f"{side}_embed_dim",
         "num_heads": f"{side}_attention_heads",
@@ -129,7 +129,7 @@ def _check_type_flags(settings: Mapping[str, Any], types: Sequence[Type[Attentio
     choosing = [attention_type.chosen_by for attention_type in ATTENTION_TYPES if attention_type.chosen_by in active]
     if len(choosing) > 1:
         names = " and ".join(_flag(str(name)) for name in choosing)
-        raise ConfigurationError(f"{names} are different attention types; give one of them")
+        raise ConfigurationError(f"{names} select different attention types; give only one of them")
     unused = active - {flag.name for attention_type in types for flag in attention_type.flags}
     for attention_type in ATTENTION_TYPES:
         for name in sorted(unused & {flag.name for flag in attention_type.flags}):

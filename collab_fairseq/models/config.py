@@ -11,7 +11,7 @@ from fairseq.dataclass import ChoiceEnum
 from fairseq.models.transformer import TransformerConfig
 
 from collab_fairseq.attention.attention_type import Flag
-from collab_fairseq.attention.attention_types import ATTENTION_TYPES, KEY_DIMS, SITES, flags, kernels
+from collab_fairseq.attention.attention_types import ATTENTION_TYPES, KEY_DIM_SETTINGS, SITES, flags, kernels
 from collab_fairseq.attention.layer import INITS
 from collab_fairseq.modules.gates import CRITERION, OPEN
 
@@ -73,7 +73,7 @@ class TransformerCollabConfig(_ConfigOfAttentionTypes):  # type: ignore[misc]
     )
     head_gates: str = _flag("none", f"sites with stochastic gates on heads, for --criterion {CRITERION}: {_SITES}")
     head_gates_init: float = _flag(
-        2.4, f"initial log alpha of the gates; from {OPEN:.2f} on, the mean gate is exactly 1"
+        2.4, f"initial log alpha of the gates; at {OPEN:.2f} or more, the mean gate is exactly 1"
     )
     head_gates_freeze_decoder: bool = _flag(
         False,
@@ -90,7 +90,7 @@ class TransformerCollabConfig(_ConfigOfAttentionTypes):  # type: ignore[misc]
 
     def __setattr__(self, name: str, value: Any) -> None:
         """fairseq stores ``encoder_*`` and ``decoder_*`` in sub-configs; key dimensions of sites stay here."""
-        if name in KEY_DIMS.values():
+        if name in KEY_DIM_SETTINGS.values():
             object.__setattr__(self, name, value)
         else:
             super().__setattr__(name, value)

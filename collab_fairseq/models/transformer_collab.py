@@ -230,10 +230,12 @@ class TransformerCollabModel(TransformerModelBase):
         previous, current = model_config(state).get("mixing_lr_multiplier", 1.0), self.args.mixing_lr_multiplier
         if state.get("last_optimizer_state") and not reset_optimizer:
             if previous == current:
-                raise ConfigurationError(f"{filename} has other scales of scores; give --attention-from {filename}")
+                raise ConfigurationError(
+                    f"the score scales in {filename} differ from those of the model; give --attention-from {filename}"
+                )
             raise ConfigurationError(
-                f"--mixing-lr-multiplier is {current}, but {previous} in {filename}, whose optimizer state fits no "
-                f"other value; give {previous}, or --reset-optimizer to continue training with {current}"
+                f"--mixing-lr-multiplier must be {previous}, as in {filename}, whose optimizer state depends on it; "
+                f"got {current} (or give --reset-optimizer)"
             )
         logger.info(
             "%s: rescaling the mixing matrices from --mixing-lr-multiplier %s to %s", filename, previous, current

@@ -36,7 +36,7 @@ def parse_heads(text: Optional[str]) -> Heads:
             raise ConfigurationError(f"{descriptor!r} does not name heads: layers and heads count from 1")
         layer_id = f"{LETTERS[match[1]]}.{layer - 1}"
         chosen.setdefault(layer_id, set()).update(head - 1 for head in heads)
-    return {layer_id: tuple(sorted(chosen[layer_id])) for layer_id in in_order(chosen)}
+    return {layer_id: tuple(sorted(chosen[layer_id])) for layer_id in in_model_order(chosen)}
 
 
 def check_heads(heads: Mapping[str, Iterable[int]], counts: Mapping[str, int]) -> None:
@@ -64,8 +64,8 @@ def head_name(layer_id: str, head: int) -> str:
     return f"{short_name(layer_id)}:{head + 1}"
 
 
-def in_model(name: str) -> Tuple[int, ...]:
-    """Sort key for names such as ``E:1:3``: the order of :func:`in_order`."""
+def model_order(name: str) -> Tuple[int, ...]:
+    """Sort key for names such as ``E:1:3``: the order of :func:`in_model_order`."""
     letter, *numbers = name.split(":")
     return (list(LETTERS).index(letter), *map(int, numbers))
 
@@ -73,13 +73,13 @@ def in_model(name: str) -> Tuple[int, ...]:
 def describe(heads: Mapping[str, Iterable[int]]) -> str:
     """The descriptors of a set of heads; the inverse of :func:`parse_heads`."""
     descriptors = []
-    for layer_id in in_order(heads):
+    for layer_id in in_model_order(heads):
         numbers = ",".join(str(head + 1) for head in sorted(heads[layer_id]))
         if numbers:
             descriptors.append(f"{short_name(layer_id)}:{numbers}")
     return " ".join(descriptors)
 
 
-def in_order(layer_ids: Iterable[str]) -> List[str]:
+def in_model_order(layer_ids: Iterable[str]) -> List[str]:
     """Layer IDs ordered by site (encoder, cross, decoder), then by layer."""
-    return sorted(layer_ids, key=lambda layer_id: in_model(short_name(layer_id)))
+    return sorted(layer_ids, key=lambda layer_id: model_order(short_name(layer_id)))

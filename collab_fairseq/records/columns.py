@@ -6,7 +6,7 @@ from typing import Any
 DASH = "–"
 
 #: fields that rows can be grouped by, besides paths into records → header
-KEYS = {"heads": "heads", "key_dim": "key dimension", "updates": "updates", "averaged": "averaged"}
+GROUPING_FIELDS = {"heads": "heads", "key_dim": "key dimension", "updates": "updates", "averaged": "averaged"}
 GROUP_BY = ("heads", "key_dim", "updates")
 #: path into records → header
 _PATHS = {"config.optimization.lr": "learning rate"}
@@ -21,7 +21,7 @@ NUMBERS = {
     "peak_memory": ("peak memory (GiB)", 2),
 }
 #: numbers that depend on the machine
-MACHINES = ("words_per_second", "wall_time", "peak_memory")
+MACHINE_DEPENDENT = ("words_per_second", "wall_time", "peak_memory")
 
 #: scores of a test set → metric in the record; NLL is a loss in bits per token
 METRICS = {
@@ -36,14 +36,17 @@ METRICS = {
 }
 
 #: columns shown by default, after those that rows are grouped by
-COLUMNS = ("seeds", "parameters", "cache", "valid_loss", "tokenised", "compound_split", "sacrebleu", "chrf", *MACHINES)
+COLUMNS = (
+    *("seeds", "parameters", "cache", "valid_loss", "tokenised", "compound_split", "sacrebleu", "chrf"),
+    *MACHINE_DEPENDENT,
+)
 #: columns shown on request only
 ON_REQUEST = ("nll", "chrf++", "ter", "comet")
 
 
 def header(field: str) -> str:
     """The header of a field that rows are grouped by."""
-    return KEYS.get(field) or _PATHS.get(field) or field.removeprefix("config.")
+    return GROUPING_FIELDS.get(field) or _PATHS.get(field) or field.removeprefix("config.")
 
 
 def described(field: str, value: Any) -> str:

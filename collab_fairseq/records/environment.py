@@ -24,7 +24,7 @@ PACKAGES = (
 )
 
 
-def circumstances(folder: str, *, device: Any, threads: Optional[int] = None) -> Dict[str, Any]:
+def provenance(folder: str, *, device: Any, threads: Optional[int] = None) -> Dict[str, Any]:
     """The fields `created`, `versions`, `commit` and `hardware` of records.
 
     Args:

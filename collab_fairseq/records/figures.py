@@ -7,12 +7,12 @@ from collab_fairseq.records.columns import METRICS, described
 from collab_fairseq.records.drawing import COLOURS, DASHES, SMALL, drawing, look, points
 from collab_fairseq.records.files import PathLike
 from collab_fairseq.records.rows import TrainingRecord, frame, is_collaborative, key_dim
-from collab_fairseq.records.scores import evaluation, score, test_sets
+from collab_fairseq.records.scores import evaluation, list_test_sets, score
 from collab_fairseq.scoring.significance import Interval, interval, over_seeds
 from fairseq_modern.errors import UserError
 
-#: at most N series in a figure
-MOST = 6
+#: maximum number of series in a figure
+MAX_SERIES = 6
 _PANEL, _LINE = 2.8, 0.18  # inches: the height of a panel and of a line of the legend
 _X = {"parameters": "parameters (millions)", "wall_time": "training time (hours)"}
 
@@ -40,7 +40,7 @@ def draw_scores(runs: Sequence[TrainingRecord], path: PathLike, x: str, y: str, 
         y: "sacrebleu", "chrf", "compound_split" or "tokenised".
         group_by: fields that distinguish the rows, as in the table.
     """
-    data, tests = frame(runs, group_by), test_sets(runs)
+    data, tests = frame(runs, group_by), list_test_sets(runs)
     if not tests:
         raise UserError("nothing to draw: no record has scores")
     panels = {test: _points(data, x, test, METRICS[y]) for test in tests}
@@ -197,5 +197,5 @@ def _handles(axes: Sequence[Any]) -> Tuple[List[Any], List[str]]:
 
 
 def _check_number(labels: Sequence[str]) -> None:
-    if len(labels) > MOST:
-        raise UserError(f"a figure can show at most {MOST} series; got {len(labels)}: give fewer records")
+    if len(labels) > MAX_SERIES:
+        raise UserError(f"a figure can show at most {MAX_SERIES} series; got {len(labels)}: give fewer records")

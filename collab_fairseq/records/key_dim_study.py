@@ -12,7 +12,7 @@ from collab_fairseq.records.columns import METRICS
 from collab_fairseq.records.drawing import COLOURS, SMALL, drawing, look, points
 from collab_fairseq.records.files import PathLike
 from collab_fairseq.records.rows import TrainingRecord, frame, heads, is_collaborative, lookup
-from collab_fairseq.records.scores import ALL, evaluation, score, test_sets
+from collab_fairseq.records.scores import ALL, evaluation, list_test_sets, score
 from collab_fairseq.scoring.significance import Interval, over_seeds
 from fairseq_modern.errors import UserError
 
@@ -63,7 +63,7 @@ def loss(run: TrainingRecord) -> float:
     """Bits per token over all test sets; raises UserError if the record has none."""
     bits = score(run, ALL, METRICS["nll"])
     if bits is None:
-        raise UserError(f"{run['name']} has no loss of a test set")
+        raise UserError(f"{run['name']} has no loss on a test set")
     return bits
 
 
@@ -176,7 +176,7 @@ def _width(runs: Sequence[TrainingRecord]) -> int:
 
 def _corpus(runs: Sequence[TrainingRecord]) -> str:
     """The corpus of the test sets, or their names."""
-    tests = test_sets(runs)
+    tests = list_test_sets(runs)
     return next((_CORPORA[test] for test in tests if test in _CORPORA), ", ".join(tests))
 
 
@@ -191,7 +191,7 @@ def _seeds(runs: Sequence[TrainingRecord]) -> str:
 def _published(runs: Sequence[TrainingRecord]) -> Dict[Row, Interval]:
     """Row → published BLEU minus that of standard heads at the full key dimension, without an interval."""
     metric = METRICS["compound_split"]
-    (test,) = test_sets(runs, metric)
+    (test,) = list_test_sets(runs, metric)
     bleu = {row: score(run, test, metric) for row, by_seed in rows(runs).items() for run in by_seed.values()}
     reported = {row: value for row, value in bleu.items() if value is not None}
     full = _baseline(reported, _width(runs))

@@ -75,7 +75,7 @@ class Record:
             "kind": kind,
             "name": name,
             "command": without_paths(command),
-            **environment.circumstances(folder, device=device, threads=threads),
+            **environment.provenance(folder, device=device, threads=threads),
             "settings": plain(settings),
             "parts": {},
         }
@@ -123,8 +123,10 @@ def load(path: PathLike, kind: str, name: Optional[str] = None) -> Dict[str, Any
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {os.fspath(path)} as JSON: {error}") from error
-    if not isinstance(content, dict) or (content.get("schema"), content.get("kind")) != (SCHEMA, kind):
-        raise UserError(f"{os.fspath(path)} is not a {kind} record (schema {SCHEMA})")
+    content_kind = (content.get("schema"), content.get("kind")) if isinstance(content, dict) else (None, None)
+    if content_kind != (SCHEMA, kind):
+        found = "{1} record (schema {0})".format(*content_kind) if all(content_kind) else "no record"
+        raise UserError(f"{os.fspath(path)} must be a {kind} record (schema {SCHEMA}); got {found}")
     if name is not None and content["name"] != name:
         raise UserError(f"{os.fspath(path)} must be the {kind} record {name}; got {content['name']}")
     return content

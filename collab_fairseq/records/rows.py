@@ -9,7 +9,7 @@ import re
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from collab_fairseq.attention import attention_types
-from collab_fairseq.records.columns import DASH, KEYS, NUMBERS
+from collab_fairseq.records.columns import DASH, GROUPING_FIELDS, NUMBERS
 from collab_fairseq.records.files import PathLike
 from collab_fairseq.records.record import load
 from fairseq_modern.errors import UserError
@@ -34,7 +34,7 @@ def _set_converted(model: Dict[str, Any], shapes: Dict[str, Dict[str, Any]]) -> 
     """Describe a model of converted layers by the settings of the whole model."""
     sites = [site for site in attention_types.SITES if any(layer_id.startswith(site) for layer_id in shapes)]
     model.update(collaborative_heads="_".join(sites), mixing_init="converted", key_dim="mixed")
-    model.update(dict.fromkeys(attention_types.KEY_DIMS.values()))
+    model.update(dict.fromkeys(attention_types.KEY_DIM_SETTINGS.values()))
     flags = {flag.argument: flag.name for flag in attention_types.CollaborativeAttention.flags if flag.per_layer}
     settings = [
         {name: shape.get(argument) for argument, name in {"key_dim": "key_dim", **flags}.items()}
@@ -179,8 +179,8 @@ def frame(runs: Sequence[TrainingRecord], group_by: Sequence[str]) -> Any:
     """A pandas DataFrame with one line per run, in an order that does not depend on that of ``runs``.
 
     Standard heads come first, then large numbers, then small seeds. Columns: run (the dictionary), name, seed, machine,
-    precision, row (the texts of the fields of `group_by`, a tuple), these fields, `KEYS` and `NUMBERS`. Lines with the
-    same `row` are one row of a table.
+    precision, row (the texts of the fields of `group_by`, a tuple), these fields, `GROUPING_FIELDS` and `NUMBERS`.
+    Lines with the same `row` are one row of a table.
 
     Raises:
         UserError: pandas is not installed, or runs of a row have the same seed or different settings.
@@ -200,9 +200,10 @@ def frame(runs: Sequence[TrainingRecord], group_by: Sequence[str]) -> Any:
     lines.sort(key=lambda line: ([_order(line[name]) for name in group_by], line["seed"] or 0, line["name"]))
     data = pandas.DataFrame(lines, dtype=object)
     for name in group_by:
-        if name not in KEYS and data[name].isna().all():
+        if name not in GROUPING_FIELDS and data[name].isna().all():
             raise UserError(
-                f"no record has {name}; expected {', '.join(KEYS)} or a path into a record such as config.model.dropout"
+                f"no record has {name}; expected {', '.join(GROUPING_FIELDS)} or a path into a record such as "
+                "config.model.dropout"
             )
     data[list(NUMBERS)] = data[list(NUMBERS)].astype(float)
     for _, row in data.groupby("row", sort=False):

@@ -12,7 +12,7 @@ from collab_fairseq.scoring.significance import over_seeds
 ALL = "all tests"
 
 
-def test_sets(runs: Sequence[TrainingRecord], metric: str = METRICS["sacrebleu"]) -> List[str]:  # noqa: PT028  (no test)
+def list_test_sets(runs: Sequence[TrainingRecord], metric: str = METRICS["sacrebleu"]) -> List[str]:
     """All test sets of the runs, sorted by name; for NLL also validation sets, and `ALL` if there are several tests."""
     if metric != METRICS["nll"]:
         return sorted({test for run in runs for test in run["scores"]})
@@ -43,7 +43,7 @@ def score(run: TrainingRecord, test: str, metric: str) -> Optional[float]:
     return next((float(entry["score"]) for entry in entries if entry["metric"] == metric), None)
 
 
-def interval(
+def interval_cell(
     runs: Sequence[TrainingRecord], test: str, name: str, seeds_only: Set[str], base: Sequence[TrainingRecord] = ()
 ) -> str:
     """A cell `mean [low, high]` over the seeds; for a single seed the number only.

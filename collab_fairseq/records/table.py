@@ -14,7 +14,7 @@ from collab_fairseq.records.columns import (
     COLUMNS,
     DASH,
     GROUP_BY,
-    MACHINES,
+    MACHINE_DEPENDENT,
     METRICS,
     NUMBERS,
     ON_REQUEST,
@@ -22,7 +22,7 @@ from collab_fairseq.records.columns import (
     header,
 )
 from collab_fairseq.records.rows import TrainingRecord, frame, losses
-from collab_fairseq.records.scores import interval, test_sets
+from collab_fairseq.records.scores import interval_cell, list_test_sets
 from collab_fairseq.scoring.significance import OVER_SEEDS
 from fairseq_modern.errors import UserError
 
@@ -84,7 +84,7 @@ def _column(name: str, data: Any, group_by: Sequence[str], seeds_only: Set[str])
         return _score_columns(name, test, data, seeds_only)
     title, decimals = NUMBERS[name]
     cells = [mean_and_deviation(group, decimals) for _, group in rows[name]]
-    if name in MACHINES:
+    if name in MACHINE_DEPENDENT:
         machines = rows["machine"].nunique()
         cells = [cell if count == 1 else "different machines" for cell, count in zip(cells, machines, strict=True)]
     columns = {title: cells}
@@ -99,12 +99,12 @@ def _column(name: str, data: Any, group_by: Sequence[str], seeds_only: Set[str])
 
 def _score_columns(name: str, test: str, data: Any, seeds_only: Set[str]) -> Dict[str, List[str]]:
     metric = METRICS[name]
-    tests = test_sets(data["run"], metric)
+    tests = list_test_sets(data["run"], metric)
     if test and test not in tests:
         raise UserError(f"no record has {metric} of {test}; expected one of {', '.join(tests)}")
     groups = [list(group) for _, group in data.groupby("row", sort=False)["run"]]
     return {
-        f"{metric} {shown}": [interval(group, shown, name, seeds_only) for group in groups]
+        f"{metric} {shown}": [interval_cell(group, shown, name, seeds_only) for group in groups]
         for shown in ([test] if test else tests)
     }
 
@@ -164,7 +164,7 @@ def _notes(data: Any, shown: Sequence[str], seeds_only: Set[str], table: str) ->
         notes.append("KV cache per token: numbers that decoding stores per token and self-attention layer.")
     if "compound_split" in shown and any(entry["metric"] == METRICS["compound_split"] for entry in entries):
         notes.append("Compound-split BLEU is comparable only with itself.")
-    if set(MACHINES) & set(shown):
+    if set(MACHINE_DEPENDENT) & set(shown):
         notes.append(f"Training speed, time and memory on: {'; '.join(sorted(data['machine'].unique()))}.")
     return notes
 
@@ -182,11 +182,11 @@ def _comparison(data: Any, baseline: str, group_by: Sequence[str], shown: Sequen
     for other, row in data[data["row"] != key].groupby("row", sort=False):
         pairs = row.dropna(subset="seed").merge(base, on="seed", suffixes=("", " of base"))
         runs, base_runs = pairs["run"].tolist(), pairs["run of base"].tolist()
-        for test in sorted({test for name in metrics for test in test_sets(row["run"], METRICS[name])}):
+        for test in sorted({test for name in metrics for test in list_test_sets(row["run"], METRICS[name])}):
             line = dict(zip(map(header, group_by), other, strict=True))
             line.update({"seeds": str(len(pairs)), "test set": test})
             for name in metrics:
-                cell = interval(runs, test, name, seeds_only, base_runs) if runs else DASH
+                cell = interval_cell(runs, test, name, seeds_only, base_runs) if runs else DASH
                 line[f"difference in {METRICS[name]}"] = cell
             lines.append(line)
     if not lines:

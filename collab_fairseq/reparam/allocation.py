@@ -21,7 +21,7 @@ from collab_fairseq.modules.sites import attention_layers, swapped
 from collab_fairseq.translation import TrainedModel, batches, with_state
 
 from .calibrate import Calibration
-from .fairseq import converted, sources
+from .fairseq import converted_state, scores_by_layer
 from .scores import fit_layers
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ def parse_budget(text: str) -> float:
     """The mean key dimension per layer, from ``mean:85``."""
     match = re.fullmatch(r"mean:(\d+\.?\d*)", text)
     if match is None or float(match[1]) < 1:
-        raise ReparamError(f"the budget must be mean:KEY_DIM; got {text!r}")
+        raise ReparamError(f"--budget must be mean:N with N at least 1, such as mean:128; got {text!r}")
     return float(match[1])
 
 
@@ -97,13 +97,13 @@ def measure_divergences(
         calibrations, options: see :func:`.fit_layers`.
         grid: fractions of a layer's key dimension.
     """
-    origin = sources(trained, layer_ids)
+    origin = scores_by_layer(trained, layer_ids)
     ranks = {layer_id: scores.heads.rank for layer_id, scores in origin.items()}
     by_layer: Dict[str, DivergenceByRank] = {layer_id: {rank: 0.0} for layer_id, rank in ranks.items()}
     for number, part in enumerate(sorted(grid)):
         key_dims = {layer_id: max(1, round(part * rank)) for layer_id, rank in ranks.items()}
         fits = fit_layers(origin, key_dims, calibrations, progress=lambda *_: None, **options)
-        state = converted(trained, {layer_id: fit.weights for layer_id, fit in fits.items()})
+        state = converted_state(trained, {layer_id: fit.weights for layer_id, fit in fits.items()})
         converted_layers = attention_layers(with_state(trained, state).model)
         variants = {layer_id: {layer_id: converted_layers[layer_id]} for layer_id in layer_ids}
         measured = divergences(trained, variants, split, sentences=sentences, max_tokens=max_tokens)
@@ -113,7 +113,7 @@ def measure_divergences(
     return by_layer
 
 
-def convex(divergence_by_rank: DivergenceByRank) -> List[Tuple[int, float]]:
+def lower_convex_hull(divergence_by_rank: DivergenceByRank) -> List[Tuple[int, float]]:
     """Lower convex hull, made non-increasing, from the smallest key dimension to the largest."""
     key_dims = sorted(divergence_by_rank)
     # measured divergences are noisy and can rise with the key dimension
@@ -138,7 +138,7 @@ def allocate_ranks(divergences_by_layer: Mapping[str, DivergenceByRank], budget:
         divergences_by_layer: layer → key dimension → divergence; the largest key dimension is the layer's own.
         budget: mean key dimension.
     """
-    hulls = {name: convex(divergence_by_rank) for name, divergence_by_rank in divergences_by_layer.items()}
+    hulls = {name: lower_convex_hull(divergence_by_rank) for name, divergence_by_rank in divergences_by_layer.items()}
     smallest = {name: hull[0][0] for name, hull in hulls.items()}
     key_dims = {name: hull[-1][0] for name, hull in hulls.items()}
     step = max(1, max(key_dims.values()) // 32)
@@ -163,7 +163,7 @@ def allocate_ranks(divergences_by_layer: Mapping[str, DivergenceByRank], budget:
 
 def check_budget(trained: TrainedModel, layer_ids: Sequence[str], budget: float) -> None:
     """Raise an error, before anything is measured, if the budget is too small or too large for these layers."""
-    ranks = {layer_id: scores.heads.rank for layer_id, scores in sources(trained, layer_ids).items()}
+    ranks = {layer_id: scores.heads.rank for layer_id, scores in scores_by_layer(trained, layer_ids).items()}
     mean = sum(ranks.values()) / len(ranks)
     if budget > mean:
         raise ReparamError(f"the budget is too large: it must be at most mean:{mean:g}; got mean:{budget:g}")

@@ -107,7 +107,11 @@ class Calibrator:
         self._queries += int(counted.sum())
 
     def result(self) -> Calibration:
-        """The statistics of all batches so far."""
+        """The statistics of all batches so far.
+
+        Raises:
+            ReparamError: no query position so far.
+        """
         if self._queries == 0:
             raise ReparamError("calibration needs at least one query position that is not masked; got none")
         mean, square, spread = (s / self._queries for s in self._sums)

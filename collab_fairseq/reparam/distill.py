@@ -23,7 +23,7 @@ from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import TrainedModel, batches, with_state
 
 from .allocation import divergences
-from .fairseq import SCORE_PARAMETERS, converted, sources
+from .fairseq import SCORE_PARAMETERS, converted_state, scores_by_layer
 from .scores import scores_of
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class _Student:
 
     def __init__(self, trained: TrainedModel, weights: Mapping[str, ScoreWeights], learning: Sequence[str]) -> None:
         self.source: Any = trained.model
-        self.model: Any = with_state(trained, converted(trained, _balanced(weights))).model.requires_grad_(False)
+        self.model: Any = with_state(trained, converted_state(trained, _balanced(weights))).model.requires_grad_(False)
         self.layers = {name: layer for name, layer in attention_layers(self.model).items() if name in learning}
         self.pad = trained.task.target_dictionary.pad()
         named = [pair for layer in self.layers.values() for pair in layer.named_parameters()]
@@ -125,7 +125,7 @@ def distill(
     rate = 5e-3 if rate is None else rate
     if steps < 1 or not rate > 0:
         raise ReparamError(f"distillation needs at least one step and a positive rate; got {steps} and {rate:g}")
-    origin = sources(trained, list(weights))
+    origin = scores_by_layer(trained, list(weights))
     learning = [name for name in weights if weights[name].heads.rank < origin[name].heads.rank]
     if not learning:
         return dict(weights), {"before": 0.0, "after": 0.0, "curve": [], "cpu_seconds": 0.0}
@@ -143,7 +143,7 @@ def distill(
             logger.info("distillation: step %d of %d, divergence %.4f", step + 1, steps, mean)
             total, tokens = 0.0, 0
     seconds = time.process_time() - began
-    start = attention_layers(with_state(trained, converted(trained, weights)).model)
+    start = attention_layers(with_state(trained, converted_state(trained, weights)).model)
     variants = {"before": {name: start[name] for name in learning}, "after": student.layers}
     measured = divergences(trained, variants, split, sentences=_MEASURED, max_tokens=max_tokens)
     distilled = dict(weights)

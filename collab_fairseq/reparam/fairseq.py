@@ -42,7 +42,7 @@ def layer_ids(trained: TrainedModel, sites: str = "_".join(SITES)) -> List[str]:
     return selected
 
 
-def sources(trained: TrainedModel, layer_ids: Optional[Sequence[str]] = None) -> Dict[str, ScoreWeights]:
+def scores_by_layer(trained: TrainedModel, layer_ids: Optional[Sequence[str]] = None) -> Dict[str, ScoreWeights]:
     """``site.layer`` → scores, for all or only the given attention layers."""
     layers = attention_layers(trained.model)
     return {layer_id: scores_of(layers[layer_id]) for layer_id in (layers if layer_ids is None else layer_ids)}
@@ -83,7 +83,7 @@ def calls(trained: TrainedModel, split: str, layer_ids: Sequence[str], **text: A
 
 def calibrate(trained: TrainedModel, split: str, layer_ids: Sequence[str], **text: Any) -> Dict[str, Calibration]:
     """Statistics of the inputs of attention layers on the text of a split; see :func:`calls`."""
-    calibrators = {layer_id: Calibrator(scores) for layer_id, scores in sources(trained, layer_ids).items()}
+    calibrators = {layer_id: Calibrator(scores) for layer_id, scores in scores_by_layer(trained, layer_ids).items()}
     for batch in calls(trained, split, layer_ids, **text):
         for layer_id, (arguments, not_padding, _) in batch.items():
             calibrators[layer_id].update(
@@ -111,7 +111,7 @@ def output_errors(
     return {layer_id: math.sqrt(gap / total) if total > 0 else 0.0 for layer_id, (gap, total) in squares.items()}
 
 
-def converted(trained: TrainedModel, weights: Mapping[str, ScoreWeights]) -> Dict[str, Any]:
+def converted_state(trained: TrainedModel, weights: Mapping[str, ScoreWeights]) -> Dict[str, Any]:
     """A checkpoint of the source with these scores (``site.layer`` → scores) as collaborative heads.
 
     All other tensors are shared with the source. The dtype stays the same. fairseq-train starts from it at epoch 1

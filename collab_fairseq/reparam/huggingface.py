@@ -23,7 +23,7 @@ from collab_fairseq.huggingface import (
     from_pretrained,
     score_weights,
 )
-from collab_fairseq.huggingface.layers import IMPLEMENTATIONS, names_of, visible
+from collab_fairseq.huggingface.layers import IMPLEMENTATIONS, names_of, torch_mask
 from collab_fairseq.huggingface.models import base_prefix
 
 from .calibrate import Calibration, Calibrator
@@ -79,7 +79,7 @@ def calibrate(
             keys = queries if source is None else source
             causal = model.config._attn_implementation != "eager" and bool(getattr(layer, "is_causal", False))
             size = (queries.size(0), queries.size(1), keys.size(1))
-            mask = visible(arguments.get("attention_mask"), causal, *size)
+            mask = torch_mask(arguments.get("attention_mask"), causal, *size)
             calibrators[name].update(queries, keys, attn_mask=mask, query_padding_mask=_padding(model, batch, decoder))
 
         return hook

@@ -55,7 +55,8 @@ class Settings:
             if value is not None and value < 1:
                 raise ReparamError(f"--{name.replace('_', '-')} must be at least 1; got {value}")
         if (self.key_dim is None) == (self.budget is None):
-            raise ReparamError("expected either a key dimension or a budget")
+            given = "neither" if self.budget is None else "both"
+            raise ReparamError(f"exactly one of --key-dim and --budget must be given; got {given}")
         for name in ("budget", "distill"):
             if getattr(self, name) and not self.calibration:
                 raise ReparamError(f"--{name} needs --calibration, such as --calibration train:400")
@@ -98,7 +99,7 @@ def fit_model(
         distillation: ``split``, ``steps`` and options of :func:`.distill`; None: no distillation.
         seed: seed of random starts and batches.
     """
-    origin = fairseq.sources(trained, list(key_dims))
+    origin = fairseq.scores_by_layer(trained, list(key_dims))
     began = time.process_time()
     fits = fit_layers(origin, key_dims, calibrations, seed=seed)
     weights = {layer_id: fit.weights for layer_id, fit in fits.items()}
@@ -120,10 +121,16 @@ def convert_model(checkpoint: PathLike, output: PathLike, settings: Settings) ->
         A ``conversion`` record with the parts ``output`` (file and checksum), ``layers`` (a list), ``parameters`` (of
         the model), ``divergences`` (for the budget), ``distillation`` (measurements of :func:`.distill`), ``seconds``
         (without the evaluation) and ``evaluation`` (loss and BLEU, before and after).
+
+    Raises:
+        ReparamError: invalid sizes or budget, or the output is the source. For other errors see
+            :func:`~collab_fairseq.translation.load_model`.
     """
     check_writable(output)
     if os.path.exists(output) and os.path.exists(checkpoint) and os.path.samefile(output, checkpoint):
-        raise ReparamError(f"the output {os.fspath(output)} is the source and would overwrite it")
+        raise ReparamError(
+            f"the output must not be the source checkpoint, which it would overwrite; got {os.fspath(output)}"
+        )
     budget = allocation.parse_budget(settings.budget) if settings.budget else None
     began = time.perf_counter()
     trained = translation.load_model(
@@ -139,7 +146,7 @@ def convert_model(checkpoint: PathLike, output: PathLike, settings: Settings) ->
     if budget:
         allocation.check_budget(trained, layer_ids, budget)
     if settings.evaluate:
-        translation.test_splits(trained, settings.references)
+        translation.check_test_splits(trained, settings.references)
 
     text = calibrations = divergences = distillation = distill_text = None
     key_dims: Any = dict.fromkeys(layer_ids, settings.key_dim)
@@ -168,7 +175,7 @@ def convert_model(checkpoint: PathLike, output: PathLike, settings: Settings) ->
             "max_tokens": min(BATCH_TOKENS, settings.max_tokens),
         }
     fitted = fit_model(trained, key_dims, calibrations, distillation, seed=settings.seed)
-    state = fairseq.converted(trained, fitted.weights)
+    state = fairseq.converted_state(trained, fitted.weights)
     seconds = time.perf_counter() - began
     checkpoints.save(state, output)
     logger.info("wrote %s", os.fspath(output))
@@ -207,7 +214,7 @@ def _layers(
 ) -> List[Dict[str, Any]]:
     """The record's entry for each layer; ``state``: the new checkpoint."""
     rows = []
-    for layer_id, source in fairseq.sources(trained, list(fitted.weights)).items():
+    for layer_id, source in fairseq.scores_by_layer(trained, list(fitted.weights)).items():
         fit, weights = fitted.fits[layer_id], fitted.weights[layer_id]
         row = {
             "layer": layer_id,

@@ -46,8 +46,8 @@ def fit_scores(
 
         v_i' = v_i + (b ⊙ w_i) Qᵀ + μ (T_i − T_i')
 
-    Query biases always become content biases (w_i, Q: factors of the source). At the key dimension of the source, its
-    weights are returned unchanged.
+    Query biases always become content biases (b: query bias; w_i, Q: factors of the source). At the key dimension of
+    the source, its weights are returned unchanged.
 
     Args:
         key_dim: number of shared dimensions, at most the source's.

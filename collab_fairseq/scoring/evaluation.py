@@ -66,6 +66,10 @@ def evaluate(
         tokenised: whether the hypotheses are tokenised; None infers it from the punctuation.
         source: raw source text for COMET.
         comet: a COMET model to score with, see `comet.comet`.
+
+    Raises:
+        UserError: a file cannot be read, the texts do not belong together, the hypotheses are subword units, or the
+            tokeniser of the language is not installed.
     """
     log = read_translations(logs)
     names = ", ".join(os.fspath(path) for path in logs)

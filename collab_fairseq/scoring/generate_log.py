@@ -69,7 +69,7 @@ def read_translations(paths: Sequence[PathLike]) -> GenerateLog:
             shown = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
             raise UserError(
                 f"{names}: {len(missing)} of {max(sentences) + 1} sentences have no {letter}- lines (ids {shown}); "
-                "the log is incomplete or lacks further shards"
+                "the log is incomplete, or other shards are missing"
             )
     ordered = sorted(sentences.items())
     for number, sentence in ordered:

@@ -12,7 +12,7 @@ from fairseq_modern.errors import UserError
 from fairseq_modern.files import PathLike
 
 #: the content of a gzipped file may have at most this many times its size, or this many bytes if that is more
-_MOST_TIMES, _LEAST_LIMIT = 20, 1 << 30
+_MAX_RATIO, _MIN_LIMIT = 20, 1 << 30
 
 
 class RawScore(NamedTuple):
@@ -29,7 +29,7 @@ def read_content(path: PathLike, what: str) -> bytes:
         with open(path, "rb") as stream:
             content = stream.read()
         if content.startswith(b"\x1f\x8b"):
-            limit = max(_LEAST_LIMIT, _MOST_TIMES * len(content))
+            limit = max(_MIN_LIMIT, _MAX_RATIO * len(content))
             content = gzip.GzipFile(fileobj=io.BytesIO(content)).read(limit + 1)
             if len(content) > limit:
                 raise UserError(f"{what} {os.fspath(path)} must have at most {limit:,} bytes when unpacked; got more")

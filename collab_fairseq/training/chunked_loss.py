@@ -218,7 +218,7 @@ class ChunkedLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):  # t
     with ``--adaptive-softmax-cutoff``, raise ConfigurationError.
     """
 
-    state_of = LabelSmoothedCrossEntropyCriterion.__name__  # fairseq_modern resumes a run with either criterion
+    same_state_as = LabelSmoothedCrossEntropyCriterion.__name__  # fairseq_modern resumes a run with either criterion
 
     def check_training(self, trainer: Any) -> None:
         """Reject other models, and DDP that searches for unused parameters before the loss uses the output layer."""

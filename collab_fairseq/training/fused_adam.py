@@ -74,7 +74,7 @@ class FusedAdam(torch.optim.AdamW):
 class FairseqFusedAdam(FairseqAdam):  # type: ignore[misc]
     """See the module docstring. Flags are those of ``adam``: --adam-betas, --adam-eps, --weight-decay."""
 
-    state_of = FairseqAdam.__name__  # fairseq_modern resumes a run from the state of either optimizer
+    same_state_as = FairseqAdam.__name__  # fairseq_modern resumes a run from the state of either optimizer
 
     def __init__(self, cfg: Any, params: Iterable[Any]) -> None:
         FairseqOptimizer.__init__(self, cfg)

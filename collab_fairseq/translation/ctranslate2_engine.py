@@ -37,12 +37,14 @@ class CTranslate2Engine:
 
     def __init__(self, folder: PathLike, device: str, precision: str, threads: Optional[int]) -> None:
         if precision not in PRECISIONS:
-            raise TranslationError(f"--precision of CTranslate2 must be {', '.join(PRECISIONS)}; got {precision}")
+            raise TranslationError(
+                f"--precision of CTranslate2 must be one of {', '.join(PRECISIONS)}; got {precision}"
+            )
         self._folder = os.fspath(folder)
         _check_files(self._folder)
         kind, _, index = device.partition(":")
         if kind not in ("cpu", "cuda", "auto") or not (index or "0").isdecimal():
-            raise TranslationError(f"device must be cpu, cuda or cuda:N; got {device}")
+            raise TranslationError(f"device must be auto, cpu, cuda or cuda:N; got {device}")
         options = {"device_index": int(index or 0), "compute_type": precision, "intra_threads": threads or 0}
         self._translator = self._call(require("ctranslate2").Translator, self._folder, device=kind, **options)
 

@@ -130,10 +130,10 @@ def score(trained: TrainedModel, split: str, references: Optional[PathLike] = No
     return score_raw(hypotheses, lines, language, tokenised, name)
 
 
-def test_splits(
+def check_test_splits(
     trained: TrainedModel,
     references: Mapping[str, PathLike],
-    sentences: Optional[int] = None,  # noqa: PT028  (no test)
+    sentences: Optional[int] = None,
 ) -> List[str]:
     """Check the splits and reference files that :func:`evaluate` needs; return the test splits.
 
@@ -166,7 +166,7 @@ def evaluate(trained: TrainedModel, references: Mapping[str, PathLike], **option
     Returns:
         ``valid``: the fields of :class:`Loss`; ``bleu``: split → ``score``, ``signature`` and ``references``.
     """
-    tests = test_splits(trained, references, options.get("sentences"))
+    tests = check_test_splits(trained, references, options.get("sentences"))
     size = {name: options[name] for name in ("max_tokens", "sentences") if name in options}
     result: Dict[str, Any] = {"valid": loss(trained, "valid", **size)._asdict(), "bleu": {}}
     for name in tests:

@@ -74,10 +74,10 @@ def load_model(
         TranslationError: another task, no data-bin, dictionaries of another model, or invalid language names.
     """
     state, name = checkpoints.load_with_model(checkpoint), os.fspath(checkpoint)
-    return run_state(state, name, data, device=device, seed=seed, text=text)
+    return model_from_state(state, name, data, device=device, seed=seed, text=text)
 
 
-def run_state(
+def model_from_state(
     state: Dict[str, Any],
     name: str,
     data: Optional[PathLike] = None,

@@ -18,7 +18,7 @@ from .tokenizer import TranslationError
 logger = logging.getLogger(__name__)
 
 #: maximum share of unknown tokens: subwords spell nearly every word, word dictionaries lack rare words
-_MOST_UNKNOWN = {"subwords": 0.05, "words": 0.25}
+_MAX_UNKNOWN = {"subwords": 0.05, "words": 0.25}
 #: number of sentences in which unknown tokens are counted
 _SAMPLE = 1000
 
@@ -54,7 +54,8 @@ def add_text(trained: TrainedModel, name: str, source: Sequence[str], target: Op
     if name in trained.task.datasets or name in splits(trained):
         raise TranslationError(f"there is already a split {name!r}")
     if not source or (target is not None and len(source) != len(target)):
-        raise TranslationError(f"{name}: source and target must have the same number of lines, at least 1")
+        lines = f"{len(source)} and {'none' if target is None else len(target)}"
+        raise TranslationError(f"{name}: source and target must have the same number of lines, at least 1; got {lines}")
     task = trained.task.cfg
 
     def side(lines: Optional[Sequence[str]], dictionary: Any) -> List[Any]:
@@ -84,10 +85,10 @@ def _check_tokens(data: Any, name: str) -> None:
         share = int((tokens == dictionary.unk()).sum()) / max(1, len(tokens))
         logger.info("%s: %.1f %% of the %s tokens are unknown to the model", name, 100 * share, side)
         units = "subwords" if subword_units(dictionary) else "words"
-        if share > _MOST_UNKNOWN[units]:
+        if share > _MAX_UNKNOWN[units]:
             raise TranslationError(
                 f"{name}: {share:.0%} of the {side} tokens are not among the model's {units} (at most "
-                f"{_MOST_UNKNOWN[units]:.0%} may be): segment the text like the training text, with the same "
+                f"{_MAX_UNKNOWN[units]:.0%} may be): segment the text like the training text, with the same "
                 "SentencePiece or BPE model if it has one"
             )
 

@@ -25,7 +25,7 @@ class TranslationError(UserError):
 
 
 def require(package: str, extra: str = "serve") -> Any:
-    """Import an optional package; the error tells how to install it."""
+    """Import an optional package; the error says how to install it."""
     try:
         return importlib.import_module(package)
     except ImportError as error:
@@ -85,10 +85,12 @@ def _check_card(card: Card) -> None:
     lengths = [card.longest] if card.longest_target is None else [card.longest, card.longest_target]
     if not all(type(length) is int and length > 1 for length in lengths):
         raise TranslationError(f"the longest sentences must have at least 2 tokens; got {lengths}")
-    types = {"moses": (bool,), "lowercase": (bool,), "made_from": (dict,), "licence": (str, type(None))}
+    types: Dict[str, Any] = {"moses": bool, "lowercase": bool, "made_from": dict, "licence": (str, type(None))}
+    expected_types = {bool: "true or false", dict: "an object"}
     for name, allowed in types.items():
         if not isinstance(getattr(card, name), allowed):
-            raise TranslationError(f"{name} cannot be {getattr(card, name)!r}")
+            expected_type = expected_types.get(allowed, "a string or null")
+            raise TranslationError(f"{name} must be {expected_type}; got {getattr(card, name)!r}")
 
 
 def read_card(folder: PathLike) -> Card:

@@ -23,7 +23,7 @@ class TorchEngine:
 
     def __init__(self, folder: PathLike, device: str, precision: str, threads: Optional[int]) -> None:
         if precision not in PRECISIONS:
-            raise TranslationError(f"--precision of torch must be {', '.join(PRECISIONS)}; got {precision}")
+            raise TranslationError(f"--precision of torch must be one of {', '.join(PRECISIONS)}; got {precision}")
         if threads is not None:
             torch.set_num_threads(threads)
         if device == "auto":

@@ -87,7 +87,8 @@ class Translator:
             search: fields of :class:`Search`, such as ``beam=4``.
 
         Raises:
-            TranslationError: a sentence is longer than the model's positions; nothing is translated.
+            TranslationError: a sentence is longer than the model's positions, or a search setting is invalid. Nothing
+                is translated.
         """
         return [best[0].text for best in self.search(sentences, progress=progress, **{"scores": False, **search})]
 

@@ -1,7 +1,7 @@
 """Fault tolerance: training runs can be stopped, killed, run out of memory, and resume with other settings.
 
-Off by default. A --user-dir enables it with `enable()`, and the environment variable FAIRSEQ_MODERN_SURVIVAL=1
-enables it for any run; FAIRSEQ_MODERN_SURVIVAL=0 disables it in any case. The wrapped functions of fairseq check
+Off by default. A --user-dir enables it with `enable()`, and the environment variable FAIRSEQ_MODERN_FAULT_TOLERANCE=1
+enables it for any run; FAIRSEQ_MODERN_FAULT_TOLERANCE=0 disables it in any case. The wrapped functions of fairseq check
 `is_on()` at each call, so that the order of imports does not matter.
 """
 
@@ -12,7 +12,7 @@ _enabled = False
 
 def is_on() -> bool:
     """Whether fault tolerance is enabled."""
-    setting = os.environ.get("FAIRSEQ_MODERN_SURVIVAL", "")
+    setting = os.environ.get("FAIRSEQ_MODERN_FAULT_TOLERANCE", "")
     return setting != "0" and (_enabled or setting != "")
 
 

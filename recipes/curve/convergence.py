@@ -45,7 +45,7 @@ from convergence_rows import (
 from scipy import stats
 
 from collab_fairseq.cli.main import guarded
-from collab_fairseq.cli.options import parse_script_with_page, publish, refuse
+from collab_fairseq.cli.options import parse_script_with_page, publish, reject_flags
 from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import COLOURS, drawing
 from collab_fairseq.records.rows import TrainingRecord, load_run
@@ -237,7 +237,7 @@ def main() -> None:
     if (args.part == "figure") != bool(args.figure):
         parser.error("--figure is required for the part figure, and not allowed for others")
     if args.figure:
-        refuse(args, ("output",), "is for tables, not for --figure")
+        reject_flags(args, ("output",), "is for tables, not for --figure")
     runs = [load_run(path) for path in args.records]
     if args.figure:
         lengths = sorted({length_of(run) for run in runs}, reverse=True)

@@ -42,7 +42,8 @@ def parse(recipe: settings.DictConfig) -> argparse.Namespace:
     for name, (default, text) in numbers.items():
         text += " (default: %(default)s)"
         parser.add_argument(f"--{name}", metavar="N", type=positive, default=default, help=text)
-    parser.add_argument("--output", metavar="DIR", type=os.path.abspath, help="(default: runs/demo/seed<N>)")
+    text = "output folder (default: runs/demo/seed<N>)"
+    parser.add_argument("--output", metavar="DIR", type=os.path.abspath, help=text)
     text = "auto, gpu or cpu (default: auto: one GPU if available)"
     parser.add_argument("--device", metavar="NAME", default="auto", help=text)
     return parser.parse_args()

@@ -181,15 +181,20 @@ def main() -> None:
     text = "key dimensions, separated by commas (default: those of the paper; 8,2 in the rehearsal)"
     add("--key-dims", type=numbers, help=text)
     add("--data", type=Path, default=ROOT / "data/glue", help="folder of the tasks; missing tasks are downloaded to it")
-    add("--output", type=Path, help="(default: runs/glue/<model>/seed<N>)")
-    add("--seed", type=int, default=1, help="(default: %(default)s)")
+    add("--output", type=Path, help="output folder (default: runs/glue/<model>/seed<N>)")
+    add("--seed", type=int, default=1, help="random seed (default: %(default)s)")
     add("--epochs", type=float, help="epochs of each fine-tuning (default: 3; SST-2 and RTE 10)")
     add("--lr", type=float, help="learning rate (default: 2e-5; 1e-3 in the rehearsal)")
-    add("--batch-size", type=int, default=32, help="(default: %(default)s)")
+    add("--batch-size", type=int, default=32, help="examples per training batch (default: %(default)s)")
     add("--max-length", type=int, default=128, help="maximum number of tokens of an example (default: %(default)s)")
     add("--calibration", type=int, default=256, help="calibration sentences; 0: none (default: %(default)s)")
     add("--sentences", type=int, default=4000, help="training sentences of the rehearsal (default: %(default)s)")
-    add("--device", choices=("auto", "cpu"), default="auto", help="(default: %(default)s)")
+    add(
+        "--device",
+        choices=("auto", "cpu"),
+        default="auto",
+        help="auto (a GPU if available) or cpu (default: %(default)s)",
+    )
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="glue: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)

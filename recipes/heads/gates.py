@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, Sequence
 from collab_fairseq import checkpoints, translation
 from collab_fairseq.heads import ablation, removal
 from collab_fairseq.heads.ablation import TestSet, compare, evaluate, with_all_heads
-from collab_fairseq.heads.figures import test_names
+from collab_fairseq.heads.figures import names_of_tests
 from collab_fairseq.modules.heads import LETTERS
 from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import COLOURS, SMALL, drawing, look
@@ -36,7 +36,7 @@ def score(
     def measure(penalty: str) -> Dict[str, Any]:
         gated = train(penalty)
         state = checkpoints.load(gated)
-        result = removal.finalise(state, empty_layers=True)
+        result = removal.remove_closed_heads(state, empty_layers=True)
         finalised = gated.with_name("finalised.pt")
         checkpoints.save(result.state, finalised)
         data, device = source.cfg.task.data, str(source.device)
@@ -84,7 +84,7 @@ def report(parts: Dict[str, Any]) -> str:
 
 def draw(record: Dict[str, Any], path: Path) -> None:
     """BLEU on every test set against the number of open heads."""
-    parts, names = record["parts"], test_names(record["settings"])
+    parts, names = record["parts"], names_of_tests(record["settings"])
     splits = ablation.splits(parts)
     description = "Points: the model after training with gates, penalty λ, one seed, no intervals. Higher is better."
     with drawing(path, 2.8, "BLEU without the heads whose gates are closed", description) as figure:

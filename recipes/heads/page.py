@@ -21,7 +21,7 @@ TITLES = {
 
 
 def agreement(ranks: Dict[str, Any], parts: Dict[str, Any]) -> str:
-    """Spearman's rank correlation of importance with the loss in BLEU without the head."""
+    """Spearman's rank correlation of importance with the drop in BLEU without the head."""
     correlations = []
     for split in ablation.splits(parts):
         differences = ablation.results(parts, split, "without")
@@ -29,7 +29,7 @@ def agreement(ranks: Dict[str, Any], parts: Dict[str, Any]) -> str:
         matrix = frame.rank().corr()
         for ranking in ("normalised", "raw"):
             correlations.append(f"{matrix['lost'][ranking]:.2f} ({ranking}, {split})")
-    return f"Rank correlation of importance with the loss in BLEU without the head: {', '.join(correlations)}."
+    return f"Rank correlation of importance with the drop in BLEU without the head: {', '.join(correlations)}."
 
 
 def page(folder: Path, name: str) -> str:

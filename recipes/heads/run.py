@@ -19,7 +19,7 @@ from runner.settings import RecipeError
 
 from collab_fairseq.cli.options import command, positive
 from collab_fairseq.heads.ablation import TestSet
-from collab_fairseq.heads.record import new_record, test_settings
+from collab_fairseq.heads.record import new_record, settings_of_tests
 from collab_fairseq.records.files import write_text
 from collab_fairseq.translation import load_model
 
@@ -111,7 +111,7 @@ def train_with_gates(args: argparse.Namespace, machine: Machine, device: str, ou
     search = {"beam": 5, "lenpen": 1.0, "max_tokens": 4000, "sentences": args.sentences}
     tests = [TestSet(split, file, search) for split, file in args.reference]
     source = load_model(args.model, args.data, device=device)
-    settings = {**test_settings(source, tests), "updates": args.gate_updates}
+    settings = {**settings_of_tests(source, tests), "updates": args.gate_updates}
     command_line = command("recipes/heads/run.sh")
     path = output / f"{args.name}.gates.json"
     record = new_record("gates", command_line, [args.model], settings, path, device)

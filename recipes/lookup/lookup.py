@@ -128,7 +128,7 @@ def solve(task: str, heads: str, key_dim: int, seed: int, updates: int) -> Dict[
 
 def table(parts: Dict[str, Any], seeds: int) -> str:
     """Accuracy of the worst seed by key dimension, the smallest that every seed solves, and the prediction."""
-    rows = [["attributes", "heads", *(f"key dimension {key_dim}" for key_dim in KEY_DIMS), "solved from", "predicted"]]
+    rows = [["attributes", "heads", *(f"key dimension {key_dim}" for key_dim in KEY_DIMS), "solved at", "predicted"]]
     for (task, heads), predicted in PREDICTED.items():
         worst = {}
         for key_dim in KEY_DIMS:

@@ -16,7 +16,7 @@ from typing import Any, Dict, List, Optional, Sequence
 import pandas
 
 from collab_fairseq.cli.main import guarded
-from collab_fairseq.cli.options import parse_script_with_page, publish, refuse
+from collab_fairseq.cli.options import parse_script_with_page, publish, reject_flags
 from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import COLOURS, drawing, other_look, points
 from collab_fairseq.records.record import load
@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("--quality", type=Path, metavar="FILE", help="loss against the rank: a .png or .svg file")
     args = parse_script_with_page(parser)
     if args.check:
-        refuse(args, ("time", "quality"), "writes a figure; --check writes nothing")
+        reject_flags(args, ("time", "quality"), "writes a figure; --check writes nothing")
     studies = load_studies(args.records)
     publish(args, tables(studies))
     draw_figures(studies, args.time, args.quality)

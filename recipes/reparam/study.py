@@ -33,7 +33,7 @@ from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.records.record import Record
 from collab_fairseq.reparam import HeadFactors, ScoreWeights, relative_error
 from collab_fairseq.reparam.allocation import allocate_ranks, measure_divergences
-from collab_fairseq.reparam.fairseq import calibrate, converted, layer_ids, output_errors, sources
+from collab_fairseq.reparam.fairseq import calibrate, converted_state, layer_ids, output_errors, scores_by_layer
 from collab_fairseq.reparam.pipeline import FittedModel, fit_model
 from collab_fairseq.reparam.text import text_of
 from collab_fairseq.translation.text import dataset
@@ -95,8 +95,8 @@ class Study:
         self.args, self.output = args, output
         self.trained = translation.load_model(args.model, args.data)
         self.layer_ids = layer_ids(self.trained)
-        self.origin = sources(self.trained, self.layer_ids)
-        translation.test_splits(self.trained, dict(args.reference))  # raises an error if a file is missing
+        self.origin = scores_by_layer(self.trained, self.layer_ids)
+        translation.check_test_splits(self.trained, dict(args.reference))  # raises an error if a file is missing
         self.record = Record(
             "study",
             args.name,
@@ -185,7 +185,7 @@ class Study:
     def conversion(self, method: str, part: Fraction, seed: int) -> Dict[str, Any]:
         """The record's part for one conversion."""
         fitted = self.fit(method, part, seed)
-        state = converted(self.trained, fitted.weights)
+        state = converted_state(self.trained, fitted.weights)
         model = translation.with_state(self.trained, state)
         result = {
             "method": method,
@@ -211,7 +211,7 @@ class Study:
 
     def source(self) -> Dict[str, Any]:
         """Scores of the source, and of the model converted at its full key dimension."""
-        state = converted(self.trained, self.origin)
+        state = converted_state(self.trained, self.origin)
         checkpoints.save(state, self.output / f"{self.args.name}-full.pt")
         return {**self.scores(self.trained), "full": self.scores(translation.with_state(self.trained, state))}
 

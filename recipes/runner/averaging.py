@@ -22,11 +22,11 @@ def write_averages(run: RecipeRun, average: Average) -> None:
     if run.epochs and run.kind != "last":
         existing = len(list(run.checkpoints.glob("checkpoint[0-9]*.pt")))
         if existing >= run.epochs:
-            averages.insert(0, run.of_epochs(average))
+            averages.insert(0, run.epoch_average(average))
         else:
             logger.info("no average of epochs: %d of %d epochs so far", existing, run.epochs)
     for each in averages:
-        file = run.averaged(each)
+        file = run.average_file(each)
         if file.exists():
             logger.info("averaging: %s is already done", file.name)
             continue

@@ -61,7 +61,7 @@ def do_steps(run: RecipeRun, step: str, other_average: bool) -> None:
     else:
         run.continue_in_folder(other_average)
     if step in ("average", "run"):
-        write_averages(run, run.last())
+        write_averages(run, run.final_average())
     if step in ("evaluate", "run"):
         evaluate(run)
 

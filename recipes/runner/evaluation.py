@@ -27,7 +27,7 @@ logger = logging.getLogger("recipe")
 
 def evaluate(run: RecipeRun) -> None:
     """Translate, score and record each average of a run."""
-    main_result = run.averaged(run.last())
+    main_result = run.average_file(run.final_average())
     if not main_result.exists():
         raise RecipeError(f"there is no {main_result.name} in {run.output}; average.sh makes it")
     data.verify(run)
@@ -62,7 +62,14 @@ def translate(run: RecipeRun, average: Average, split: str, name: str) -> None:
         logger.info("translating %s: already done", stem)
         return
     logger.info("translating %s", stem)
-    command = [tool("fairseq-generate"), run.data / "data-bin", "--path", run.averaged(average), "--gen-subset", split]
+    command = [
+        tool("fairseq-generate"),
+        run.data / "data-bin",
+        "--path",
+        run.average_file(average),
+        "--gen-subset",
+        split,
+    ]
     command += flags(cfg, "task", "generation", "common_eval")
     command += ["--max-tokens", run.recipe.decoding_tokens, "--seed", cfg.common.seed, "--num-workers", 0]
     command += run.machine.flags()
@@ -170,7 +177,7 @@ def record(run: RecipeRun, average: Average) -> None:
     """Write the record of an average: command, settings, data, learning curve, scores, losses."""
     file, stage = record_file(run, average), average.stage_suffix
     if not file.exists():
-        checkpoint = run.averaged(average)
+        checkpoint = run.average_file(average)
         content = make_record(
             f"{run.name}{record_suffix(run, average)}",
             run.command_line,
@@ -198,7 +205,7 @@ def file_settings(run: RecipeRun) -> Dict[str, Dict[str, str]]:
 
 
 def losses(run: RecipeRun, checkpoint: Path) -> Dict[str, Dict[str, Any]]:
-    """Loss of the validation and test sets in float32. A set that the model cannot read is reported and left out."""
+    """Loss on the validation and test sets in float32. A set that the model cannot read is reported and left out."""
     import torch
 
     from collab_fairseq.translation import TranslationError, load_model
@@ -211,7 +218,7 @@ def losses(run: RecipeRun, checkpoint: Path) -> Dict[str, Dict[str, Any]]:
         try:
             results[name] = {**loss(model, split)._asdict(), "sentences": sentence_losses(model, split)}
         except TranslationError as error:  # for example unknown units; the other results are kept
-            logger.warning("no loss of %s: %s", name, error)
+            logger.warning("no loss on %s: %s", name, error)
     return results
 
 

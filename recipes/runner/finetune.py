@@ -45,9 +45,10 @@ def build_parser(recipe: str, **about: Any) -> argparse.ArgumentParser:
     add("--name", help="name of the model in records, tables and figures")
     text = "a test split and its raw references, such as test=test_2016_flickr.de; repeatable"
     add("--reference", action="append", default=[], type=pair, metavar="SPLIT=FILE", help=text)
-    add("--seed", metavar="N", type=positive, default=1, help="(default: 1)")
+    add("--seed", metavar="N", type=positive, default=1, help="random seed (default: 1)")
     add("--threads", metavar="N", type=positive, default=1, help="CPU threads (default: 1)")
-    add("--output", metavar="DIR", type=os.path.abspath, help=f"(default: runs/{recipe}/NAME)")
+    text = f"output folder (default: runs/{recipe}/NAME)"
+    add("--output", metavar="DIR", type=os.path.abspath, help=text)
     return parser
 
 

@@ -103,7 +103,9 @@ def check_settings(folder: Path, existing: Dict[str, Any], settings: Dict[str, A
     ]
     if differences:
         listed = ", ".join(differences)
-        raise RecipeError(f"{folder} holds a run with other settings: {listed}; give them, or another --output")
+        raise RecipeError(
+            f"{folder} has a run with different settings: {listed}; use its settings, or give another --output"
+        )
 
 
 def _yaml(settings: Dict[str, Any]) -> str:

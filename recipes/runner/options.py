@@ -59,11 +59,13 @@ def add_run_options(parser: argparse.ArgumentParser, recipe: str, cfg: DictConfi
     group = parser.add_argument_group("run")
     text = "collaborative heads: encoder, cross, decoder joined by _, or none"
     add_setting(group, cfg, "--heads", "model.collaborative_heads", text, metavar="SITES")
-    text = "shared key dimension; with --heads none, the embedding width unless given"
+    text = (
+        "key dimension, shared by collaborative heads, summed over standard heads (default with --heads none: d_model)"
+    )
     add_setting(group, cfg, "--key-dim", "model.key_dim", text, metavar="N", type=positive)
     add_setting(group, cfg, "--seed", "common.seed", "random seed of training", metavar="N", type=positive)
     names = " ".join(sorted(cfg.recipe.variants))
-    text = f"more settings, by names of recipe.variants in the YAML file, joined by _: {names}"
+    text = f"named settings from recipe.variants in the YAML file; join several by _: {names}"
     group.add_argument("--variant", metavar="NAME", help=text)
     text = f"folder of the run (default: runs/{recipe}/<heads, key dimension, variant, seed, updates>)"
     group.add_argument("--output", metavar="DIR", type=os.path.abspath, help=text)
@@ -104,7 +106,7 @@ def add_shared_options(parser: argparse.ArgumentParser, recipe: str, cfg: DictCo
     group = parser.add_argument_group("data")
     text = f"prepared corpus; if missing, {settings.prepare} makes it (default: {settings.data})"
     group.add_argument("--data", metavar="DIR", type=os.path.abspath, help=text)
-    text = "downloaded corpus, for that script"
+    text = f"downloaded corpus, passed to {settings.prepare}"
     group.add_argument(settings.source_option, metavar="PATH", type=os.path.abspath, dest="corpus", help=text)
     downloaded = ", or downloaded by sacrebleu" if settings.sacrebleu_sets else ""
     text = f"raw references of the test set instead of those of the data{downloaded}"
@@ -112,7 +114,7 @@ def add_shared_options(parser: argparse.ArgumentParser, recipe: str, cfg: DictCo
 
     group = parser.add_argument_group("machine")
     add_setting(group, cfg, "--device", "recipe.device", "auto, gpu or cpu", metavar="NAME")
-    text = "GPUs per node, otherwise all; on a CPU processes, otherwise one"
+    text = "GPUs per node (default: all); on a CPU, processes (default: 1)"
     add_setting(group, cfg, "--gpus", "recipe.gpus", text, metavar="N", type=positive)
     text = "number of nodes (default: 1, or those of the Slurm job); outside Slurm, start the command on each node "
     text += "with --master and --node-rank"
@@ -120,8 +122,8 @@ def add_shared_options(parser: argparse.ArgumentParser, recipe: str, cfg: DictCo
     group.add_argument("--master", metavar="H:P", help="name H and free port P of the first node")
     group.add_argument("--node-rank", metavar="R", type=number, help="index of this node, from 0")
     text = (
-        f"per GPU and pass (default: the largest up to {cfg.dataset.max_tokens}, more with 48 GiB or more, that gives "
-        "the batch of recipe.batch_tokens)"
+        "tokens per GPU and forward pass, padding included (default: the largest number up to "
+        f"{cfg.dataset.max_tokens}, or more on GPUs with at least 48 GiB, that divides recipe.batch_tokens)"
     )
     group.add_argument("--max-tokens", metavar="N", type=positive, help=text)
     on_gpu = "fp16" if cfg.common.get("fp16") else "bf16 if the GPUs support it, else fp16"

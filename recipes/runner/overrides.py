@@ -115,7 +115,7 @@ def parse(cfg: DictConfig, words: List[str]) -> DictConfig:
     """Parse `SECTION.NAME=VALUE` words that override settings of `cfg`."""
     for word in words:
         if not re.match(r"\w+(\.\w+)+=", word):
-            raise SettingsError(f"expected a setting such as optimization.lr=[0.001], got '{word}'")
+            raise SettingsError(f"an override must be a setting such as optimization.lr=[0.001]; got '{word}'")
     try:
         overrides = OmegaConf.from_dotlist(words)
         reject_missing(cfg, OmegaConf.to_container(overrides))

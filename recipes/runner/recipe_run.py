@@ -71,14 +71,14 @@ class RecipeRun:
         """The average at the end of each stage."""
         return [self._average(end) for end in stage_ends(self.cfg)]
 
-    def last(self) -> Average:
+    def final_average(self) -> Average:
         """The average at the end of the run: its main result."""
         return self._average(self.updates)
 
     def _average(self, end: int) -> Average:
         return Average(None if end == self.updates else end, self.kind, self.recipe.average)
 
-    def of_epochs(self, average: Average) -> Average:
+    def epoch_average(self, average: Average) -> Average:
         """The average of the last epoch checkpoints at the end of the same stage."""
         return average._replace(kind="epoch", n=self.epochs)
 
@@ -86,17 +86,17 @@ class RecipeRun:
         """The update at which the stage of an average ends."""
         return average.stage or self.updates
 
-    def averaged(self, average: Average) -> Path:
+    def average_file(self, average: Average) -> Path:
         """The file of an average."""
         return self.output / f"averaged{average.suffix}.pt"
 
     def finished_averages(self) -> List[Average]:
         """The existing averages of stages and epochs, then the average at the end of the run."""
-        last = self.last()
+        last = self.final_average()
         if self.kind == "last":
             return [last]
-        averages = [average for stage in self.stages() for average in (stage, self.of_epochs(stage))]
-        return [*(each for each in averages if each != last and self.averaged(each).exists()), last]
+        averages = [average for stage in self.stages() for average in (stage, self.epoch_average(stage))]
+        return [*(each for each in averages if each != last and self.average_file(each).exists()), last]
 
     def continue_in_folder(self, other_average: bool) -> None:
         """Take name, seed and length from the run in the folder.

@@ -79,7 +79,7 @@ def read_yaml(path: Path, parents: Tuple[Path, ...] = ()) -> DictConfig:
         parents: files whose `defaults` led to this one.
     """
     if path.resolve() in parents:
-        raise SettingsError(f"defaults must name other files; got {path} in a circle")
+        raise SettingsError(f"defaults must not lead back to the same file; got {path} twice")
     try:
         content = OmegaConf.load(path)
     except OSError as error:

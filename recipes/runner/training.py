@@ -23,7 +23,7 @@ def train(run: RecipeRun) -> None:
     stages = run.stages()
     for number, average in enumerate(stages, start=1):
         step = "training" if len(stages) == 1 else f"training, stage {number} of {len(stages)}"
-        if run.averaged(average).exists():
+        if run.average_file(average).exists():
             logger.info("%s: already done", step)
             continue
         train_stage(run, average, step)
@@ -76,8 +76,8 @@ def command(run: RecipeRun, average: Average) -> List[str]:
         cfg[section].pop(key, None)
     launch = machine.launch()
     # explicit, because fairseq's own model runs without the --user-dir that turns fault tolerance on
-    fault_tolerance = os.environ.get("FAIRSEQ_MODERN_SURVIVAL", 1)
-    environment = [f"OMP_NUM_THREADS={machine.threads_each}", f"FAIRSEQ_MODERN_SURVIVAL={fault_tolerance}"]
+    fault_tolerance = os.environ.get("FAIRSEQ_MODERN_FAULT_TOLERANCE", 1)
+    environment = [f"OMP_NUM_THREADS={machine.threads_each}", f"FAIRSEQ_MODERN_FAULT_TOLERANCE={fault_tolerance}"]
     if launch:
         timeout = os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 100)
         environment.append(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={timeout}")

@@ -108,7 +108,9 @@ def _schemas(cfg: DictConfig) -> Dict[Any, Any]:
         name = OmegaConf.select(cfg, f"{section}._name")
         if name not in registry:
             similar = suggestion(str(name), registry)
-            raise SettingsError(f"{section}._name must be one of fairseq or this project; got {shown(name)}{similar}")
+            raise SettingsError(
+                f"{section}._name must be a {section} of fairseq or this project; got {shown(name)}{similar}"
+            )
         schemas[section] = registry[name]
     return schemas
 
@@ -215,7 +217,7 @@ def _build(cfg: DictConfig, complete: DictConfig) -> None:
         if is_user_error(error):
             raise SettingsError(str(error)) from error
         raise SettingsError(
-            f"{section} must be settings that fairseq can build; got {type(error).__name__}: {error}"
+            f"fairseq cannot build {section} from these settings: {type(error).__name__}: {error}"
         ) from error
 
 

@@ -31,7 +31,7 @@ logger = logging.getLogger("recipe")
 def parse() -> argparse.Namespace:
     parser = Parser(NAME, usage=f"{NAME} [options]", description=__doc__)
     add = parser.add_argument
-    text = "(default: runs/wmt14_en_de.rehearsal)"
+    text = "output folder (default: runs/wmt14_en_de.rehearsal)"
     add("--output", metavar="DIR", type=Path, default=ROOT / "runs" / "wmt14_en_de.rehearsal", help=text)
     text = "length of each training run (default: 300)"
     add("--updates", metavar="N", type=positive, default=300, help=text)

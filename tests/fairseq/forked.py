@@ -35,7 +35,7 @@ def train(
     folder.mkdir(exist_ok=True)
     command = [warm.start() / "fairseq-train", *flags, "--save-dir", folder, "--distributed-world-size", processes]
     command += ["--cpu", "--distributed-backend", "gloo", "--num-workers", 0, "--no-progress-bar"]
-    common = {**os.environ, "OMP_NUM_THREADS": "1", "FAIRSEQ_MODERN_SURVIVAL": "1", **(env or {})}
+    common = {**os.environ, "OMP_NUM_THREADS": "1", "FAIRSEQ_MODERN_FAULT_TOLERANCE": "1", **(env or {})}
     if processes > 1:
         common.update(WORLD_SIZE=str(processes), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     ranks = []

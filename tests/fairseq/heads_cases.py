@@ -13,9 +13,9 @@ from collab_fairseq.attention import block_mixing
 from collab_fairseq.modules.fairseq_compat import as_transformer_collab, model_config
 from collab_fairseq.modules.sites import parameter_prefix
 from collab_fairseq.reparam import fit_layers
-from collab_fairseq.reparam.fairseq import converted, sources
+from collab_fairseq.reparam.fairseq import converted_state, scores_by_layer
 from collab_fairseq.translation import batches
-from collab_fairseq.translation.load import run_state
+from collab_fairseq.translation.load import model_from_state
 from tests import common
 
 #: the attention layers of TINY_MODEL: width 16, two heads each
@@ -71,7 +71,7 @@ def logits(trained):
 
 def load(state, data, double=True):
     """The model of a checkpoint, in float64 by default."""
-    trained = run_state(state, "state", data)
+    trained = model_from_state(state, "state", data)
     if double:
         trained.model.double()
     return trained
@@ -80,8 +80,8 @@ def load(state, data, double=True):
 def convert(trained, key_dims, calibrations=None):
     """The checkpoint with fitted collaborative heads, and `site.layer` → fit; a single key dimension is for all."""
     layer_ids = None if isinstance(key_dims, int) else list(key_dims)
-    fits = fit_layers(sources(trained, layer_ids), key_dims, calibrations)
-    return converted(trained, {layer_id: fit.weights for layer_id, fit in fits.items()}), fits
+    fits = fit_layers(scores_by_layer(trained, layer_ids), key_dims, calibrations)
+    return converted_state(trained, {layer_id: fit.weights for layer_id, fit in fits.items()}), fits
 
 
 def relevance_totals(model, sample):

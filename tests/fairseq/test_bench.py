@@ -10,7 +10,7 @@ from collab_fairseq.attention.cache import source_rows
 from collab_fairseq.bench import layers, measure, models, programs, runner
 from collab_fairseq.bench.implementations import implementations
 from collab_fairseq.bench.measure import Options, interleave, peak_bytes, ratio, spread
-from collab_fairseq.bench.models import LENGTHS, draw
+from collab_fairseq.bench.models import LENGTHS, random_lengths
 from collab_fairseq.bench.table import table
 from collab_fairseq.modules.attention import IncrementalAttention
 from collab_fairseq.records import environment
@@ -157,14 +157,14 @@ def test_training_rows_run_in_the_data_type_of_the_record(dtype, monkeypatch):
 
 
 def test_sentence_lengths_are_those_of_multi30k_up_to_scale():
-    drawn = draw(5000, seed=1)
+    drawn = random_lengths(5000, seed=1)
     assert abs(sorted(drawn)[2500] - LENGTHS[4]) <= 1
     assert 2 <= min(drawn) < max(drawn) == LENGTHS[-1]
-    batch = draw(64, 1, longest=512)
+    batch = random_lengths(64, 1, longest=512)
     assert max(batch) == batch[0] == 512
     assert min(batch) < 256
     mask = layers.padding_mask(3, 20, "cpu")
-    assert mask.sum(1).tolist() == [20 - length for length in draw(3, longest=20)]
+    assert mask.sum(1).tolist() == [20 - length for length in random_lengths(3, longest=20)]
     assert not mask[:, -1].any()
 
 

@@ -46,7 +46,7 @@ def test_average_of_fairseqs_checkpoints_translates_and_continues_training(tiny_
         ("--inputs whole.pt cut.pt", "cut.pt was not loaded"),
     ],
 )
-def test_averages_that_cannot_be_leave_the_output_alone(tiny_run, tmp_path, monkeypatch, flags, message):
+def test_failed_averages_leave_the_output_alone(tiny_run, tmp_path, monkeypatch, flags, message):
     monkeypatch.chdir(tmp_path)
     whole = (tiny_run / "checkpoint1.pt").read_bytes()
     for name, content in (("whole.pt", whole), ("cut.pt", whole[:-100]), ("out.pt", b"an earlier result")):

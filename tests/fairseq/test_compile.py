@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from collab_fairseq import checkpoints
 from collab_fairseq.bench.measure import Options
-from collab_fairseq.bench.models import Task, draw, make_batch
+from collab_fairseq.bench.models import Task, make_batch, random_lengths
 from collab_fairseq.modules import compiled
 from collab_fairseq.modules.settings import ConfigurationError
 from tests.common import FLOAT32, run
@@ -54,7 +54,7 @@ def real_batches(number):
     random = torch.Generator().manual_seed(3)
     for n in range(number):
         size = int(torch.randint(1, 12, (), generator=random))
-        lengths = [draw(size, 7 * n + side) for side in (0, 1)]
+        lengths = [random_lengths(size, 7 * n + side) for side in (0, 1)]
         if n % 3 == 0:
             lengths = [[side[0]] * size for side in lengths]
         yield batch_of(*lengths)

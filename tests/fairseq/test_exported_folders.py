@@ -109,7 +109,7 @@ def test_rejects_damaged_ctranslate2_folder(name, folders, tmp_path):
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:x"])
 def test_rejects_unknown_device_of_ctranslate2(device, folders):
-    with pytest.raises(TranslationError, match=f"^device must be cpu, cuda or cuda:N; got {device}$"):
+    with pytest.raises(TranslationError, match=f"^device must be auto, cpu, cuda or cuda:N; got {device}$"):
         collab_fairseq.load(folders / "ctranslate2", device=device)
 
 

@@ -104,9 +104,9 @@ def test_rejects_impossible_removals(states):
 
 def test_conditions_and_correlation():
     counts = {"encoder.0": 3, "cross.0": 1}
-    assert ablation.conditions(counts, "without")["E:1:2"] == {"encoder.0": (1,)}
-    assert ablation.conditions(counts, "only")["E:1:2"] == {"encoder.0": (0, 2)}
-    assert "A:1:1" not in ablation.conditions(counts, "only")
+    assert ablation.heads_to_mask(counts, "without")["E:1:2"] == {"encoder.0": (1,)}
+    assert ablation.heads_to_mask(counts, "only")["E:1:2"] == {"encoder.0": (0, 2)}
+    assert "A:1:1" not in ablation.heads_to_mask(counts, "only")
     record = Record("heads", "ablate", "", {}, device="cpu")
     with pytest.raises(UserError, match="all layers have a single head"):
         ablation.ablate_split(record, "test", {"cross.0": SimpleNamespace(num_heads=1)}, dict, dict, modes=["only"])
@@ -137,7 +137,7 @@ def test_report_has_all_heads_of_test_sets_with_different_heads():
         assert rows[-1] == row
         assert "3 of 3 differences" in report
         assert "4 of 4 differences" in report
-        assert "correlation of the two: all 1.00, E 1.00\n" in report
+        assert "correlation of the differences on the two sets (Pearson): all 1.00, E 1.00\n" in report
 
 
 def test_pruning_measures_the_masked_model(states, references, tiny_data):

@@ -9,7 +9,7 @@ import torch
 from fairseq.logging import metrics
 
 from collab_fairseq import checkpoints
-from collab_fairseq.heads.removal import finalise, read_gates
+from collab_fairseq.heads.removal import read_gates, remove_closed_heads
 from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.gates import CRITERION
 from collab_fairseq.modules.heads import describe
@@ -51,7 +51,7 @@ def test_loss_has_a_penalty_per_token_and_the_log_counts_heads(tiny_run, tiny_da
     expected = sum(1 / (1 + math.exp(-(value + 0.33 * math.log(11)))) for row in VALUES for value in row)
     assert float(total - log["loss"]) == pytest.approx(0.5 * expected * size, rel=1e-6)
     assert size == sample["ntokens"]
-    plain = load(finalise(trained.state).state, tiny_data)
+    plain = load(remove_closed_heads(trained.state).state, tiny_data)
     assert float(log["loss"]) == pytest.approx(float(plain.criterion(plain.model, sample)[0]), rel=1e-6)
     gates = gates_of(trained.model)
     assert list(gates) == ["E:1", "D:1", "A:1"]
@@ -85,7 +85,7 @@ def test_rejects_models_without_gates(tiny_run, tiny_data):
 def test_finalised_model_equals_gated_model(values, closed, make_state, tiny_run, tiny_data):
     state = gated_state(make_state(tiny_run), values)
     gated = load(state, tiny_data)
-    result = finalise(state, empty_layers=True)
+    result = remove_closed_heads(state, empty_layers=True)
     assert describe(result.removed) == closed
     assert result.state["last_optimizer_state"] is None  # it has the moments of the gates
     final = load(result.state, tiny_data)

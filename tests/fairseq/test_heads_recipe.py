@@ -32,7 +32,7 @@ def test_recipe_writes_the_page_and_resumes(tiny_run, tiny_data, tmp_path):
     for step in STEPS:
         assert f"(small.{step}.svg)" in page
     assert "| 20 | 2 of 2 | 2 of 2 | 2 of 2 |" in page
-    assert "Rank correlation of importance with the loss in BLEU" in page
+    assert "Rank correlation of importance with the drop in BLEU" in page
     gated = json.loads((output / "small.gates.json").read_text(encoding="utf-8"))
     assert set(gated["parts"]["20"]["gates"]) == set(HEADS)
     assert gated["command"].startswith("recipes/heads/run.sh --model .../model.pt")
@@ -90,7 +90,7 @@ def test_figures_show_names_scores_and_common_axes(tmp_path):
     run("python", ROOT / "recipes" / "heads" / "figures.py", *sorted(tmp_path.glob("*.json")))
     text = (tmp_path / "curve-standard-256.ablate.svg").read_text()
     assert "<title>Ablation of single heads, curve-standard-256</title>" in text
-    assert "on test_2016_flickr; above 0: better without. Framed: p &lt; 0.05" in text
+    assert "on test_2016_flickr; above 0: better than with all heads. Framed: p &lt; 0.05" in text
     assert "encoder_cross_decoder" not in text
     assert ">−27.6<" in text
     for name in ("standard-256", "collaborative-64"):

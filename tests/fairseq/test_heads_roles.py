@@ -130,7 +130,7 @@ def test_planted_syntactic_head_is_distinguished_from_a_positional_one(trained, 
     numbered = [(number, word) for sentence in sentences for number, word in enumerate(sentence.words, 1)]
     heads_after = [word.head > number for number, word in numbered if word.relation == "amod"]
     instances, forward = len(heads_after), sum(heads_after)
-    assert syntactic["instances"] == instances >= syntax.ENOUGH
+    assert syntactic["instances"] == instances >= syntax.MIN_INSTANCES
     assert syntactic["accuracy"] == 1.0
     assert positional["accuracy"] == pytest.approx(forward / instances)
     assert syntactic["baseline"] == pytest.approx(max(forward, instances - forward) / instances)
@@ -231,7 +231,7 @@ def test_relevance_is_conserved(trained):
     assert torch.allclose(top, expected, atol=1e-10)
     assert torch.allclose(total, expected.sum(0), rtol=1e-9)
     assert not torch.allclose(plain, expected.sum(0), rtol=1e-3)  # control: input × gradient without the rules
-    steps = list(relevance.steps(trained, sample))
+    steps = list(relevance.relevance_by_step(trained, sample))
     assert len(steps) == expected.size(1)
     assert all(step["encoder.0"].abs().min() > 0 for step in steps)
     with torch.no_grad():  # hooks and activations are restored
@@ -264,7 +264,7 @@ def test_command_prints_and_draws(tiny_run, tiny_data, parses, tmp_path, monkeyp
     checkpoints.save(collaborative_state(tiny_run), tmp_path / "other.pt")
     monkeypatch.setattr(roles, "measure", lambda *arguments, **options: pytest.fail("the roles were computed"))
     for wrong, message in (
-        (importance, "is the importance of model.pt, another checkpoint"),
+        (importance, "got that of model.pt with another checksum"),
         (tmp_path / "missing.json", "cannot read"),
     ):
         command = ["roles", tmp_path / "other.pt", *model[1:], "--importance", wrong]

@@ -168,7 +168,7 @@ def torchrun_training(data, folder, *more):
     train = [BIN / "fairseq-train", data, *TINY_MODEL, *TINY_TRAINING, "--save-dir", folder / "run"]
     train += ["--max-tokens", "100", "--distributed-world-size", "2", "--distributed-backend", "gloo"]
     train += ["--log-interval", "1", "--log-format", "json", "--save-interval", "100000", "--no-epoch-checkpoints"]
-    log, env = folder / "log", {**os.environ, "OMP_NUM_THREADS": "1", "FAIRSEQ_MODERN_SURVIVAL": "1"}
+    log, env = folder / "log", {**os.environ, "OMP_NUM_THREADS": "1", "FAIRSEQ_MODERN_FAULT_TOLERANCE": "1"}
     command = [*launch, *train, "--disable-validation", "--max-update", "100000", *more]
     with open(log, "w") as stream, subprocess.Popen(command, stdout=stream, stderr=stream, env=env) as process:
         forked.wait_for(lambda: '"num_updates": "20"' in log.read_text(), process, log)

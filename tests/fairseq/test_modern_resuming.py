@@ -141,7 +141,7 @@ def test_rejects_a_missing_restore_file_if_fault_tolerance_is_on(tmp_path, monke
 
 
 def test_one_run_at_a_time_uses_a_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr("fairseq_modern.files.LOCK_PATIENCE", 0.3)
+    monkeypatch.setattr("fairseq_modern.files.LOCK_TIMEOUT", 0.3)
     code = "import filelock, sys\nwith filelock.FileLock(sys.argv[1]): print(flush=True); input()"
     command = [sys.executable, "-c", code, tmp_path / ".lock"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:

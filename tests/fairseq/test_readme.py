@@ -1,4 +1,4 @@
-"""The pages are true: commands run, paths exist, flags are known, tables match the records."""
+"""The pages are correct: commands run, paths exist, flags are known, tables match the records."""
 
 import importlib
 import re

@@ -8,7 +8,7 @@ from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.records.record import load as load_record
 from collab_fairseq.reparam import Calibrator, ReparamError, relative_error, scores_of
-from collab_fairseq.reparam.fairseq import layer_ids, output_errors, sources
+from collab_fairseq.reparam.fairseq import layer_ids, output_errors, scores_by_layer
 from collab_fairseq.translation import batches, load_model, loss, with_state
 from tests.common import TINY_MODEL, TINY_TRAINING, collab, run
 from tests.fairseq.heads_cases import LAYER_IDS, convert, load
@@ -95,7 +95,7 @@ def test_command_reports_what_the_checkpoint_contains(command_line, checkpoint, 
     folder, done = command_line
     parts = load_record(folder / "report.json", "conversion", "reparam")["parts"]
     models = {"before": load_model(checkpoint, tiny_data), "after": load_model(folder / "six.pt", tiny_data)}
-    heads = {name: sources(model) for name, model in models.items()}
+    heads = {name: scores_by_layer(model) for name, model in models.items()}
     errors = output_errors(models["before"], models["after"], "train", LAYER_IDS, sentences=100)
     sizes = {name: sum(p.numel() for p in model.model.parameters()) for name, model in models.items()}
     assert parts["parameters"] == sizes

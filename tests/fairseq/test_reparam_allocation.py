@@ -9,14 +9,14 @@ import torch
 from fairseq.data import LanguagePairDataset
 
 from collab_fairseq import checkpoints
-from collab_fairseq.heads.relevance import steps
+from collab_fairseq.heads.relevance import relevance_by_step
 from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.reparam import ReparamError, relative_error, scores_of
-from collab_fairseq.reparam.allocation import allocate_ranks, convex, divergences, measure_divergences
+from collab_fairseq.reparam.allocation import allocate_ranks, divergences, lower_convex_hull, measure_divergences
 from collab_fairseq.reparam.distill import distill
-from collab_fairseq.reparam.fairseq import converted
+from collab_fairseq.reparam.fairseq import converted_state
 from collab_fairseq.reparam.text import text_of
 from collab_fairseq.translation import batches, load_model, with_state
 from tests.common import collab
@@ -24,9 +24,9 @@ from tests.fairseq.heads_cases import LAYER_IDS, convert
 
 
 def test_convex_hull():
-    assert convex({8: 0.0, 4: 1.0, 2: 4.0}) == [(2, 4.0), (4, 1.0), (8, 0.0)]
+    assert lower_convex_hull({8: 0.0, 4: 1.0, 2: 4.0}) == [(2, 4.0), (4, 1.0), (8, 0.0)]
     # 6 lies above the line from 4 to 8; due to noise, 3 is better than 4
-    assert convex({8: 0.0, 6: 0.9, 4: 1.0, 3: 0.9, 2: 4.0}) == [(2, 4.0), (3, 0.9), (8, 0.0)]
+    assert lower_convex_hull({8: 0.0, 6: 0.9, 4: 1.0, 3: 0.9, 2: 4.0}) == [(2, 4.0), (3, 0.9), (8, 0.0)]
 
 
 @pytest.mark.parametrize("budget", [4, 9, 14, 20, 24])
@@ -115,7 +115,7 @@ def test_text_records_the_sentences_that_exist(trained):
 
 def distill_by_autograd(trained, start, split, steps, rate):
     """:func:`distill` on a single batch, by autograd of the loss in its docstring."""
-    model = with_state(trained, converted(trained, start)).model
+    model = with_state(trained, converted_state(trained, start)).model
     sizes = {}
     for layer_id, layer in attention_layers(model).items():
         for name, parameter in layer.named_parameters():
@@ -151,7 +151,7 @@ def test_distillation_steps_equal_autograd(trained, start, sampled):
 
 def test_distillation_lowers_the_divergence_on_unseen_text(trained, start, sampled):
     weights, measurements = distill(trained, start, sampled, 60, max_tokens=300, rate=0.03)
-    models = {"before": converted(trained, start), "after": converted(trained, weights)}
+    models = {"before": converted_state(trained, start), "after": converted_state(trained, weights)}
     variants = {name: attention_layers(with_state(trained, state).model) for name, state in models.items()}
     unseen = divergences(trained, variants, "valid")
     assert 0 < unseen["after"] < 0.8 * unseen["before"]
@@ -184,7 +184,7 @@ def test_rejects_adaptive_softmax_where_logits_are_needed(trained, start, sample
     for measure in (
         lambda: divergences(source, {}, "valid"),
         lambda: distill(source, start, sampled, 1),
-        lambda: next(steps(source, sample)),
+        lambda: next(relevance_by_step(source, sample)),
     ):
         with pytest.raises(ConfigurationError, match="has an adaptive softmax"):
             measure()

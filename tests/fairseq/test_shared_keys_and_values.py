@@ -69,7 +69,7 @@ def test_relevance_is_conserved(trained, kind):
     assert returned.shape == top.shape[1:]
     assert ((returned - top.sum(0)).abs() < 1e-3 * top.abs().sum(0)).all()
     assert not torch.allclose(plain, top.double().sum(0), rtol=1e-3)  # control: without the rules
-    assert all(heads["encoder.0"].abs().max() > 1e-3 for heads in relevance.steps(trained[kind], sample))
+    assert all(heads["encoder.0"].abs().max() > 1e-3 for heads in relevance.relevance_by_step(trained[kind], sample))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from collab_fairseq import checkpoints
 from collab_fairseq.models.arguments import inherit_attention
 from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.translation import load_model, loss
-from collab_fairseq.translation.load import run_state
+from collab_fairseq.translation.load import model_from_state
 from tests.common import ROOT, run
 from tests.fairseq.commands import hydra_command, train_command
 from tests.fairseq.models import SMALL, same_model
@@ -79,7 +79,7 @@ def test_continued_training_keeps_the_function_with_any_multiplier(with_multipli
     for path in (tmp_path / "checkpoint_last.pt", with_multiplier):
         state = checkpoints.load(path)
         average = {**state, "model": state["extra_state"]["ema"]}
-        losses.append([loss(run_state(saved, "saved", tiny_data), "valid").loss for saved in (state, average)])
+        losses.append([loss(model_from_state(saved, "saved", tiny_data), "valid").loss for saved in (state, average)])
     continued, (expected, expected_of_average) = losses
     assert continued == pytest.approx([expected, expected_of_average], abs=1e-5)
     assert abs(expected - expected_of_average) > 1e-3

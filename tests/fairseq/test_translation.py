@@ -16,7 +16,7 @@ from collab_fairseq.scoring.references import score_raw
 from collab_fairseq.scoring.sufficient_statistics import load
 from collab_fairseq.translation import TranslationError, add_text, evaluate, load_model, loss, score, translate
 from collab_fairseq.translation.evaluation import sentence_losses
-from collab_fairseq.translation.load import run_state
+from collab_fairseq.translation.load import model_from_state
 from collab_fairseq.translation.text import dataset
 from tests.common import ROOT, run
 from tests.fairseq.models import same_model
@@ -48,7 +48,7 @@ def test_reads_settings_of_hydra_and_old_fairseq(trained, checkpoint, tiny_data)
     assert "encoder" not in made["cfg"]["model"]
     state = checkpoints.load(checkpoint)
     old = {**state, "cfg": None, "args": state["cfg"]["model"]}
-    torch.testing.assert_close(loss(run_state(old, "old.pt", tiny_data), "valid"), loss(trained, "valid"))
+    torch.testing.assert_close(loss(model_from_state(old, "old.pt", tiny_data), "valid"), loss(trained, "valid"))
 
 
 def test_loss_equals_fairseq_validate(trained, checkpoint, tiny_data):
@@ -152,7 +152,7 @@ def test_rejects_unsuitable_models_and_data(trained, checkpoint, tiny_data, tmp_
     lacking = {**state, "model": {k: v for k, v in state["model"].items() if not k.endswith("fc1.bias")}}
     for wrong, match in ((lstm, "lstm"), (language_model, "language_modeling"), (lacking, r"fc1\.bias")):
         with pytest.raises((ConfigurationError, TranslationError), match=match):
-            run_state(wrong, "model.pt", tiny_data)
+            model_from_state(wrong, "model.pt", tiny_data)
     smaller = shutil.copytree(tiny_data, tmp_path / "smaller")
     for file in smaller.glob("dict.*"):
         file.write_bytes(file.read_bytes().split(b"\n", 1)[1])
@@ -165,7 +165,7 @@ def test_does_not_read_files_of_initial_weights(trained, tiny_data):
     state = copy.deepcopy({**trained.state, "last_optimizer_state": None})
     for name in ("encoder_embed_path", "decoder_embed_path", "attention_from"):
         setattr(state["cfg"]["model"], name, "/gone/file")
-    loaded = run_state(state, "model.pt", tiny_data)
+    loaded = model_from_state(state, "model.pt", tiny_data)
     assert loaded.model.args.encoder.embed_path is None
     assert same_model(loaded.model.state_dict(), trained.model.state_dict())
 

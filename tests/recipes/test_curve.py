@@ -166,7 +166,7 @@ def test_costs_and_figure(tmp_path):
     figure = tmp_path / "x.svg"
 
     def draw(*records, check=True):
-        return run("collab", "table", *records, "--figure", figure, "--x", "width", check=check)
+        return run("collab", "table", *records, "--figure", figure, "--x", "key_dim", check=check)
 
     draw(*paths, *sorted((ROOT / "results" / "published").glob("*.json")))
     text = figure.read_text()

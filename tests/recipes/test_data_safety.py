@@ -184,7 +184,7 @@ def test_evaluation_keeps_the_settings_and_data_of_the_run(data, finished, tmp_p
         flags = ["--data", data, "--output", output, "--device", "cpu", "--threads", 1]
         return run("python", ROOT / "recipes" / "run.py", script, *flags, *words, check=check)
 
-    message = f"{output} holds a run with other settings: "
+    message = f"{output} has a run with different settings: "
     rejected(evaluate(data, "generation.beam=1"), f"{message}generation.beam 4 (requested: 1)")
     rejected(evaluate(other), f"{message}data ")
     assert not (output / "test.generate.log").exists()

@@ -20,7 +20,7 @@ from tests.fairseq.models import same_model
 ROUNDS, UPDATES = 5, 60
 TARGETS = ("runner", "group", "child")
 SIGNALS = (signal.SIGTERM, signal.SIGKILL)
-PATIENCE = 300
+TIMEOUT = 300
 #: phase → whether a run is in it, by the files in its folder, and the file that appears at its end
 PHASES = {
     "train": (lambda run, update: f'"num_updates": "{update}"' in log(run), "averaged.pt"),
@@ -67,7 +67,7 @@ def start_nodes(data, run):
 
 
 def finish(run, *processes):
-    statuses = {process.wait(PATIENCE) for process in processes}
+    statuses = {process.wait(TIMEOUT) for process in processes}
     assert statuses == {0}, run.with_suffix(".out").read_text()[-3000:]
 
 
@@ -86,7 +86,7 @@ def kill(data, run, phase, target, number, chance):
         os.kill(int(children[0]), number)
     else:
         os.kill(process.pid, number)
-    process.wait(PATIENCE)
+    process.wait(TIMEOUT)
     return process.returncode != 0 and not (run / last_file).exists()
 
 
@@ -142,7 +142,7 @@ def test_two_nodes_resume_after_either_is_killed(data, tmp_path):
         nodes, saved = start_nodes(data, killed), f"checkpoints/checkpoint_*_{update}.pt"
         forked.wait_for(lambda saved=saved: any(killed.glob(saved)), nodes[0], killed.with_suffix(".out"))
         nodes[rank].send_signal(signal.SIGKILL)
-        statuses = [node.wait(PATIENCE) for node in nodes]
+        statuses = [node.wait(TIMEOUT) for node in nodes]
         assert statuses[rank] == -signal.SIGKILL
         assert statuses[1 - rank] != 0
         assert not list(killed.glob("averaged*"))

@@ -92,7 +92,7 @@ def test_preparation_uses_a_given_vocabulary_and_dictionary(prepared, tmp_path):
     other = prepare(prepared, *given[:2], "--output", tmp_path / "same", check=False)
     rejected(other, "was prepared with other options")
     rejected(prepare(prepared, *given[2:], check=False), "--dict needs the SentencePiece model")
-    message = "--vocab-size and --spm exclude each other"
+    message = "--vocab-size and --spm are mutually exclusive"
     rejected(prepare(prepared, *given, "--vocab-size", 150, "--output", tmp_path / "new", check=False), message)
 
 

@@ -1,12 +1,14 @@
 """Training on your own text: a small corpus and few updates end in a model; unusable text is rejected."""
 
 import importlib.util
+import sys
 
 import own
 import pytest
 import toy
 
 from tests.common import ROOT, content, rejected, run
+from tests.recipes.test_settings import TOY, assert_accepted, assert_rejected, call  # noqa: F401  (call: a fixture)
 
 RECIPE = ["bash", ROOT / "recipes" / "own" / "run.sh"]
 RECIPE += ["--device", "cpu", "--precision", "fp32", "--threads", 1]
@@ -51,7 +53,7 @@ def test_two_files_become_a_model_that_translates(tmp_path, pairs):
     assert again.stdout == done.stdout
     assert again.stderr.count("already done") == 3
     differences = "optimization.max_update 6 (requested: 4000)", "model.decoder.layers 1 (requested: None)"
-    rejected(run(*command, *small[2:-1], check=False), "holds a run with other settings: ", *differences)
+    rejected(run(*command, *small[2:-1], check=False), "has a run with different settings: ", *differences)
     files[0].write_text(files[0].read_text(encoding="utf-8").replace("dog", "cat"))
     rejected(run(*command, check=False), "was prepared with other options or other files")
     assert {**content(output), "messages.txt": b""} == {**before, "messages.txt": b""}
@@ -138,3 +140,11 @@ def test_rejects_unusable_text_and_options_and_leaves_nothing(change, words, mes
     rejected(done, "recipes/own/run.sh: error: ", message, status=2 if "model." in words else 1)
     assert done.stderr.count("\n") == 1
     assert content(tmp_path) == before
+
+
+def test_rejects_a_target_language_whose_tokeniser_is_missing(call, monkeypatch, tmp_path):  # noqa: F811
+    """Before any work, and only if translations are scored."""
+    monkeypatch.setitem(sys.modules, "MeCab", None)  # as if sacrebleu[ja] were not installed
+    words = ["task.target_lang=ja", "--output", tmp_path / "run", "--device", "cpu", "--dry-run"]
+    assert_rejected(call(TOY / "run.sh", *words), "sacreBLEU cannot tokenise ja: Japanese", status=1)
+    assert_accepted(call(TOY / "train.sh", *words))

@@ -113,7 +113,7 @@ def python(program):
 
 
 def test_one_run_at_a_time_uses_a_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "LOCK_PATIENCE", 0.3)
+    monkeypatch.setattr(files, "LOCK_TIMEOUT", 0.3)
     stale = tmp_path / f"scores.json.{16 * 'a'}.tmp"
     stale.touch()
     with locked(tmp_path):

@@ -155,7 +155,7 @@ def test_rejects_manifest_names_in_other_folders(row, name, tmp_path):
 
 @pytest.mark.parametrize("bomb", ["text", "member", "another member", "header"])
 def test_rejects_archives_that_unpack_beyond_the_limit(tmp_path, bomb, monkeypatch):
-    monkeypatch.setattr(archives, "LEAST_LIMIT", 1 << 20)
+    monkeypatch.setattr(archives, "MIN_LIMIT", 1 << 20)
     archive, text = tmp_path / ARCHIVE, b"a\n" * (4 << 20)
     if bomb == "text":
         pack(tmp_path, member=ARCHIVE[:-3])
@@ -173,7 +173,7 @@ def test_rejects_archives_that_unpack_beyond_the_limit(tmp_path, bomb, monkeypat
 
 
 def test_rejects_archives_with_too_many_entries(tmp_path, monkeypatch):
-    monkeypatch.setattr(archives, "MOST_ENTRIES", 20)
+    monkeypatch.setattr(archives, "MAX_ENTRIES", 20)
     pack(tmp_path, member="29.en", names=[f"{number}.en" for number in range(30)])
     assert "must have at most 20 entries; got more" in unpack_error(tmp_path)
 
@@ -206,11 +206,11 @@ def test_interrupted_download_continues_and_wrong_one_is_removed(source):
         flags = ["--url", folder.as_uri(), *flags]
         return prepare("wmt16_en_de", source, *flags, check=check, env={"WMT16_EN_DE_ARCHIVE": "ignored"})
 
-    rejected(download("--archive", "a"), "--archive and --url exclude each other")
+    rejected(download("--archive", "a"), "--archive and --url are mutually exclusive")
     rejected(download(folder=source / "missing"), "the download of", "failed; run again to continue")
     archive, downloads = (source / ARCHIVE).read_bytes(), source.parent / "data" / "wmt16_en_de.download"
     (downloads / f"{ARCHIVE}.part").write_bytes(bytes(1000))  # not the start of the archive
-    rejected(download(), "did not give the archive")
+    rejected(download(), "did not return the expected archive")
     assert list(downloads.iterdir()) == []
     (downloads / f"{ARCHIVE}.part").write_bytes(archive[:2000])
     download(check=True)

@@ -129,7 +129,7 @@ def test_srun_gives_each_node_all_its_cores(slurm, variable, cores, tmp_path):
     flags = ["--gpus", 1, "--output", tmp_path / "run", "--dry-run"]
     done = run("bash", WMT14 / "train.sh", *flags, env=variables).stdout
     assert f" srun --nodes 2 --ntasks 2 --ntasks-per-node 1 --kill-on-bad-exit=1 --cpus-per-task {cores} " in done
-    assert done.startswith("env OMP_NUM_THREADS=3 FAIRSEQ_MODERN_SURVIVAL=1 TORCH_ELASTIC_SHUTDOWN_TIMEOUT=100 ")
+    assert done.startswith("env OMP_NUM_THREADS=3 FAIRSEQ_MODERN_FAULT_TOLERANCE=1 TORCH_ELASTIC_SHUTDOWN_TIMEOUT=100 ")
     port = 20000 + int(os.environ["SLURM_JOB_ID"]) % 10000
     assert f" --master_addr 127.0.0.1 --master_port {port} " in done
 

@@ -133,9 +133,9 @@ def test_skips_patches_by_name(calls, monkeypatch):
 )
 def test_fault_tolerance_is_off_by_default(setting, enabled, on, monkeypatch):
     monkeypatch.setattr(fault_tolerance, "_enabled", False)
-    monkeypatch.delenv("FAIRSEQ_MODERN_SURVIVAL", raising=False)
+    monkeypatch.delenv("FAIRSEQ_MODERN_FAULT_TOLERANCE", raising=False)
     if setting is not None:
-        monkeypatch.setenv("FAIRSEQ_MODERN_SURVIVAL", setting)
+        monkeypatch.setenv("FAIRSEQ_MODERN_FAULT_TOLERANCE", setting)
     if enabled:
         fault_tolerance.enable()
     assert fault_tolerance.is_on() is on

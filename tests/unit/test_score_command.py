@@ -92,7 +92,7 @@ def test_errors_are_one_line(tmp_path, monkeypatch, arguments, message):
     texts = {"plain.txt": GUESS, "other.txt": RAW, "test.de": RAW, "short.de": RAW[:3], "empty.txt": []}
     for name, lines in {**texts, "tokens": log_lines(tokens, tokens)}.items():
         write(tmp_path / name, lines)
-    monkeypatch.setattr(references, "_LEAST_LIMIT", 1_000_000)
+    monkeypatch.setattr(references, "_MIN_LIMIT", 1_000_000)
     monkeypatch.setitem(sys.modules, "MeCab", None)  # as if sacrebleu[ja] were not installed
     (tmp_path / "bomb.de").write_bytes(gzip.compress(b"a\n" * 1_000_000))
     (tmp_path / "other.gz").write_bytes(gzip.compress((tmp_path / "other.txt").read_bytes()))

@@ -45,7 +45,7 @@ def test_prints_writes_and_checks_table(files, tmp_path):
         ("--figure x.pdf", "must end in .png or .svg; got x.pdf"),
         ("--figure x.png --y chrf", "--y needs --x parameters or --x wall_time"),
         ("--output no-page.md --marker x", "--output must be an existing page"),
-        ("empty.json", "empty.json is not a training record (schema 1)"),
+        ("empty.json", "empty.json must be a training record (schema 1); got no record"),
     ],
 )
 def test_errors_are_one_line(files, tmp_path, monkeypatch, arguments, message):

@@ -86,7 +86,7 @@ MISTAKES = {
     ),
     "resuming with another multiplier": (
         train(save_dir="run", mixing_lr_multiplier=8),
-        rf"--mixing-lr-multiplier is 8\.0, but 1\.0 in {SAVED}, .*; give 1\.0, or --reset-optimizer .*",
+        rf"--mixing-lr-multiplier must be 1\.0, as in {SAVED}, .*; got 8\.0 \(or give --reset-optimizer\)",
     ),
     "a multiplier without Adam": (
         train(mixing_lr_multiplier=8, optimizer="sgd"),
