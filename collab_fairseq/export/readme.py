@@ -15,6 +15,7 @@ from collab_fairseq.records import pages
 from collab_fairseq.records.files import write_json
 from collab_fairseq.translation.tokenizer import CARD, Tokenizer, read_card
 from fairseq_modern.errors import UserError
+from fairseq_modern.files import sha256
 
 from .source import Source
 
@@ -25,7 +26,7 @@ _NO_LICENCE = "not stated: ask the authors of the model and check the terms of i
 
 
 def write_companion_files(source: Source, folder: str, engine: str, title: str, usage: List[str]) -> None:
-    """Write everything but the weights: card, dictionaries, subword model, record, README.
+    """Write what belongs to the files of the engine: dictionaries, subword model, record, card, README.
 
     Args:
         engine: the engine that computes the exported model, for the card.
@@ -37,7 +38,9 @@ def write_companion_files(source: Source, folder: str, engine: str, title: str, 
     for name, path in files.items():
         with open(path, "rb") as stream, open(os.path.join(folder, name), "xb") as copy:
             shutil.copyfileobj(stream, copy)
-    write_json(asdict(replace(source.card, engine=engine)), os.path.join(folder, CARD))
+    names = sorted({*os.listdir(folder)} - {"record.json"})
+    checksums = {name: sha256(os.path.join(folder, name)) for name in names}
+    write_json(asdict(replace(source.card, engine=engine, files=checksums)), os.path.join(folder, CARD))
     with open(os.path.join(folder, "README.md"), "x", encoding="utf-8") as stream:
         stream.write(readme(source, title, usage))
     Tokenizer(folder, read_card(folder))  # raises an error if a file cannot be used

@@ -17,7 +17,7 @@ from collab_fairseq.translation.tokenizer import (
     TranslationError,
     read_card,
     read_sentencepiece,
-    sha256_of,
+    text_files,
 )
 from collab_fairseq.translation.torch_engine import MODEL
 from fairseq_modern.errors import UserError
@@ -39,7 +39,7 @@ class Source:
 
     Attributes:
         trained: the model, in float32.
-        card: tokenisation and origin.
+        card: tokenisation and origin; its ``files`` are those of the folder that it was read from.
         files: file name in the exported folder → path, for dictionaries and subword model.
         record: path of the record of the training run or conversion, or None.
     """
@@ -106,7 +106,6 @@ def read_source(
         lowercase=lowercase,
         longest=utils.resolve_max_positions(trained.task.max_positions(), max_positions())[0],
         made_from={key: value for key, value in origin.items() if value is not None},
-        files={file: sha256_of(path) for file, path in files.items()},
         longest_target=_longest_target(trained),
         licence=licence,
     )
@@ -119,7 +118,7 @@ def _read_folder(folder: str, licence: Optional[str]) -> Source:
         raise TranslationError(f"{folder} is for {card.engine}: export the checkpoint or model folder it was made from")
     trained = load_model(os.path.join(folder, MODEL), folder)
     card = replace(card, longest_target=_longest_target(trained), licence=licence or card.licence)
-    files = {file: os.path.join(folder, file) for file in card.files}
+    files = {file: os.path.join(folder, file) for file in text_files(card)}
     record = os.path.join(folder, "record.json")
     return Source(trained, card, files, record if os.path.isfile(record) else None)
 

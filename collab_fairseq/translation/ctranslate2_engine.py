@@ -1,12 +1,11 @@
 """Translation with CTranslate2, without torch."""
 
 import itertools
-import json
 import math
 import os
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
-from .tokenizer import PathLike, TranslationError, read_card, require
+from .tokenizer import PathLike, TranslationError, require
 from .translator import Hypothesis, Search
 
 PRECISIONS = (
@@ -19,15 +18,6 @@ PRECISIONS = (
     "int8_float16",
     "int8_bfloat16",
 )
-#: settings in config.json as exported; others would change the translations
-_CONFIG = {
-    "add_source_bos": False,
-    "add_source_eos": True,
-    "bos_token": "<s>",
-    "decoder_start_token": "</s>",
-    "eos_token": "</s>",
-    "unk_token": "<unk>",
-}
 #: errors that CTranslate2 raises for damaged files
 _DAMAGED = (RuntimeError, ValueError, IndexError, MemoryError)
 
@@ -41,7 +31,8 @@ class CTranslate2Engine:
                 f"--precision of CTranslate2 must be one of {', '.join(PRECISIONS)}; got {precision}"
             )
         self._folder = os.fspath(folder)
-        _check_files(self._folder)
+        if not os.path.isfile(os.path.join(self._folder, "model.bin")):  # reading a device would never end
+            raise TranslationError(f"{self._folder} has no file model.bin")
         kind, _, index = device.partition(":")
         if kind not in ("cpu", "cuda", "auto") or not (index or "0").isdecimal():
             raise TranslationError(f"device must be auto, cpu, cuda or cuda:N; got {device}")
@@ -95,45 +86,3 @@ class CTranslate2Engine:
             for (row, rank), tokens, result in zip(batch, targets, scored, strict=True):
                 score = sum(result.log_probs) / len(result.log_probs) ** search.lenpen
                 ranked[row][rank] = (score, tokens)
-
-
-def _check_files(folder: str) -> None:
-    """Check that a folder's files are those of the export, as far as CTranslate2 does not check it itself."""
-    for name in ("model.bin", "config.json"):
-        if not os.path.isfile(os.path.join(folder, name)):  # reading a device would never end
-            raise TranslationError(f"{folder} has no file {name}")
-    path = os.path.join(folder, "config.json")
-    config = _read_json(path)
-    for name, expected in _CONFIG.items():
-        value = config.get(name) if isinstance(config, dict) else None
-        if value != expected:
-            raise TranslationError(f"{path}: {name} must be {expected!r}; got {value!r}")
-    card = read_card(folder)
-    for side, lang in (("source", card.source_lang), ("target", card.target_lang)):
-        names = (f"{side}_vocabulary.json", "shared_vocabulary.json")
-        paths = [path for path in (os.path.join(folder, name) for name in names) if os.path.isfile(path)]
-        if not paths:
-            raise TranslationError(f"{folder} must have a file {' or '.join(names)}")
-        if _read_json(paths[0]) != _vocabulary(os.path.join(folder, f"dict.{lang}.txt")):
-            raise TranslationError(f"{paths[0]} must have the entries of dict.{lang}.txt; got others")
-
-
-def _read_json(path: str) -> Any:
-    try:
-        with open(path, encoding="utf-8") as stream:
-            return json.load(stream)
-    except (OSError, ValueError, RecursionError) as error:
-        raise TranslationError(f"{path} cannot be read as JSON: {error}") from error
-
-
-def _vocabulary(path: str) -> List[str]:
-    """The entries of a fairseq dictionary as CTranslate2 names them."""
-    entries = ["<s>", "<blank>", "</s>", "<unk>"]
-    try:
-        with open(path, encoding="utf-8") as stream:
-            for line in stream:
-                entry, _ = line.rstrip().removesuffix(" #fairseq:overwrite").rsplit(" ", 1)
-                entries.append("<blank>" if entry == "<pad>" else entry)
-    except (OSError, ValueError) as error:
-        raise TranslationError(f"{path} must have a word and its count in every line ({error})") from error
-    return entries

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Dict, List, Optional, Sequence
 
 from fairseq_modern.errors import UserError
-from fairseq_modern.files import PathLike
-from fairseq_modern.files import sha256 as sha256_of
+from fairseq_modern.files import PathLike, sha256
 
 #: file name of the card
 CARD = "translation.json"
@@ -45,7 +44,7 @@ class Card:
         lowercase: whether the source is lower-cased first.
         longest: maximum length of a source sentence in tokens, </s> included.
         made_from: the checkpoint: file, sha256, num_updates.
-        files: name → SHA-256 of the dictionaries and the subword model.
+        files: name → SHA-256 of all files that the engine reads, of the dictionaries and of the subword model.
         longest_target: like ``longest``, for translations; None: unknown.
         licence: of the model, as given at export.
     """
@@ -70,6 +69,12 @@ def check_language(*names: Any) -> None:
             raise TranslationError(f"a language must be a name such as en or zh-CN; got {name!r}")
 
 
+def text_files(card: Card) -> List[str]:
+    """Names of the dictionaries and the subword model."""
+    dictionaries = {f"dict.{lang}.txt" for lang in (card.source_lang, card.target_lang)}
+    return sorted(dictionaries) + ([SUBWORD_FILES[card.subwords]] if card.subwords else [])
+
+
 def _check_card(card: Card) -> None:
     """Check all fields of a card, which may come from anywhere; it may name no files but the folder's own."""
     if card.engine not in ENGINES:
@@ -77,11 +82,12 @@ def _check_card(card: Card) -> None:
     check_language(card.source_lang, card.target_lang)
     if card.subwords is not None and card.subwords not in tuple(SUBWORD_FILES):
         raise TranslationError(f"subwords must be one of {', '.join(SUBWORD_FILES)}, or null; got {card.subwords!r}")
-    expected = {f"dict.{lang}.txt" for lang in (card.source_lang, card.target_lang)}
-    if card.subwords:
-        expected.add(SUBWORD_FILES[card.subwords])
-    if not isinstance(card.files, dict) or set(card.files) != expected:
-        raise TranslationError(f"files must be {', '.join(sorted(expected))}; got {', '.join(card.files)}")
+    expected = text_files(card)
+    if not isinstance(card.files, dict) or not set(expected) <= set(card.files):
+        raise TranslationError(f"files must contain {', '.join(expected)}; got {', '.join(card.files)}")
+    for name in card.files:
+        if name in (os.curdir, os.pardir) or os.path.basename(name) != name:
+            raise TranslationError(f"files must be in the folder; got {name!r}")
     lengths = [card.longest] if card.longest_target is None else [card.longest, card.longest_target]
     if not all(type(length) is int and length > 1 for length in lengths):
         raise TranslationError(f"the longest sentences must have at least 2 tokens; got {lengths}")
@@ -94,7 +100,7 @@ def _check_card(card: Card) -> None:
 
 
 def read_card(folder: PathLike) -> Card:
-    """Read the card of an exported folder, and verify the checksums of its dictionaries and subword model.
+    """Read the card of an exported folder, and verify the checksums of its files.
 
     Raises:
         TranslationError: not an exported folder, an invalid card, or missing or modified files.
@@ -118,7 +124,7 @@ def read_card(folder: PathLike) -> Card:
     for file, expected in card.files.items():
         if not os.path.isfile(os.path.join(name, file)):
             raise TranslationError(f"{name} has no {file}, which its {CARD} names")
-        if sha256_of(os.path.join(name, file)) != expected:
+        if sha256(os.path.join(name, file)) != expected:
             raise TranslationError(f"{name}: {file} differs from the file that the model was exported with")
     return card
 

@@ -18,6 +18,7 @@ from collab_fairseq.export.source import read_source
 from collab_fairseq.translation import TranslationError
 from collab_fairseq.translation.tokenizer import Card, Tokenizer
 from collab_fairseq.translation.translator import batches
+from fairseq_modern.files import sha256
 from tests.common import collab, content
 from tests.fairseq.serving_cases import SOURCES, write_data
 
@@ -168,7 +169,8 @@ def test_rejects_file_without_bpe_codes(tmp_path):
     [
         ("files", "../victim", "files must be .*victim"),
         ("files", "VICTIM", "files must be"),
-        ("files", "model.pt", "files must be"),
+        ("files", "..", "files must be"),
+        ("files", "model.pt", "model.pt differs from the file"),
         ("source_lang", "x/../../victim", "language must be"),
         ("subwords", "unigram", "subwords must be"),
         ("engine", "../victim", "engine must be"),
@@ -199,6 +201,9 @@ def test_checkpoint_cannot_name_files_outside_its_folder(exported, models, tmp_p
     state["cfg"]["task"]["target_lang"] = "/../../victim"
     folder = shutil.copytree(exported, tmp_path / "folder")
     checkpoints.save(state, folder / "model.pt")
+    card = json.loads((folder / "translation.json").read_text())
+    card["files"]["model.pt"] = sha256(folder / "model.pt")
+    (folder / "translation.json").write_text(json.dumps(card))
     for path in (folder, folder / "model.pt"):
         with pytest.raises(TranslationError, match=r"language must be .*/\.\./"):
             read_source(path)
