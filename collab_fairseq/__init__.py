@@ -32,7 +32,7 @@ def load(
         A :class:`.Translator`; its method ``search`` also returns scores and several translations per sentence.
 
     Raises:
-        TranslationError, CheckpointError: the folder does not contain a model, or a file is damaged.
+        UserError: the folder does not contain a model, or a file is damaged.
     """
     from collab_fairseq.translation.translator import open_folder
 

@@ -15,7 +15,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 
 from fairseq_modern import loading
-from fairseq_modern.errors import CheckpointError
+from fairseq_modern.errors import UserError
 from fairseq_modern.files import PathLike, sha256
 from fairseq_modern.saving import checkpoint_file
 
@@ -34,15 +34,15 @@ def load(path: PathLike) -> Dict[str, Any]:
         The pickled dictionary. Tensors that shared memory when they were saved still do.
 
     Raises:
-        CheckpointError: the file is missing, damaged or not a checkpoint, contains a class or function that is not
+        UserError: the file is missing, damaged or not a checkpoint, contains a class or function that is not
             allowed, or has expressions in its settings.
     """
     name = os.fspath(path)
     if not os.path.exists(name):
-        raise CheckpointError(f"there is no checkpoint {name}")
+        raise UserError(f"there is no checkpoint {name}")
     if not os.path.isfile(name):  # reading a device or a pipe might never end
         file_type = "a directory" if os.path.isdir(name) else "not a regular file"
-        raise CheckpointError(f"{name} must be a checkpoint file; got {file_type}")
+        raise UserError(f"{name} must be a checkpoint file; got {file_type}")
     return loading.load_dictionary(name, map_location="cpu")  # type: ignore[no-any-return]
 
 
@@ -54,29 +54,29 @@ def load_with_model(path: PathLike) -> Dict[str, Any]:
         isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in model.items()
     )
     if not model or not has_tensors:
-        raise CheckpointError(
+        raise UserError(
             f"{name} must have model parameters under 'model', as fairseq's checkpoints do; "
             f"got {', '.join(sorted(map(str, state))) or 'nothing'}"
         )
     check_finite(model, name)
     history, extra = state.get("optimizer_history") or [], state.get("extra_state") or {}
     if not isinstance(history, list) or not all(isinstance(entry, dict) for entry in history):
-        raise CheckpointError(f"{name}: optimizer_history must be a list of mappings; got {reprlib.repr(history)}")
+        raise UserError(f"{name}: optimizer_history must be a list of mappings; got {reprlib.repr(history)}")
     if not isinstance(num_updates(state), (int, type(None))):
-        raise CheckpointError(f"{name}: num_updates must be an integer; got {reprlib.repr(num_updates(state))}")
+        raise UserError(f"{name}: num_updates must be an integer; got {reprlib.repr(num_updates(state))}")
     if not isinstance(extra, dict) or not isinstance(extra.get("averaged_from", []), list):
-        raise CheckpointError(
+        raise UserError(
             f"{name}: extra_state must be a mapping, and its averaged_from a list; got {reprlib.repr(extra)}"
         )
     return state
 
 
 def check_finite(model: Mapping[str, torch.Tensor], name: str) -> None:
-    """Raise CheckpointError if a tensor of the model `name` contains NaN or infinity."""
+    """Raise UserError if a tensor of the model `name` contains NaN or infinity."""
     for key, tensor in model.items():
         # fairseq never initialises its `_float_tensor` markers
         if not key.endswith("._float_tensor") and not bool(torch.isfinite(tensor).all()):
-            raise CheckpointError(f"{name} has NaN or infinite values in {key}; every result would be NaN")
+            raise UserError(f"{name} has NaN or infinite values in {key}; every result would be NaN")
 
 
 def save(state: Dict[str, Any], path: PathLike) -> None:
@@ -118,12 +118,12 @@ def select_checkpoints(directory: PathLike, kind: str, wanted: int, upper_bound:
     Args:
         directory: a `--save-dir`.
         kind: "epoch" for checkpointE.pt, or "update" for checkpoint_E_U.pt.
-        wanted: number of checkpoints. If there are fewer, CheckpointError lists them.
+        wanted: number of checkpoints. If there are fewer, UserError lists them.
         upper_bound: largest epoch or update, inclusive.
     """
     folder = os.fspath(directory)
     if not os.path.isdir(folder):
-        raise CheckpointError(f"{folder} must be the folder with the {kind} checkpoints; it is not a directory")
+        raise UserError(f"{folder} must be the folder with the {kind} checkpoints; it is not a directory")
     candidates = []
     for name in os.listdir(folder):
         match = _NAMES[kind].fullmatch(name)
@@ -136,7 +136,7 @@ def select_checkpoints(directory: PathLike, kind: str, wanted: int, upper_bound:
     if len(candidates) < wanted:
         bound = "" if upper_bound is None else f" up to {kind} {upper_bound}"
         names = ", ".join(name for _, name in candidates) or "none"
-        raise CheckpointError(
+        raise UserError(
             f"{folder} must have at least {wanted} {kind} checkpoints{bound}; got {len(candidates)}: {names}"
         )
     return [os.path.join(folder, name) for _, name in candidates[:wanted]]
@@ -157,10 +157,10 @@ def average(paths: Sequence[PathLike]) -> Tuple[Dict[str, Any], List[Dict[str, A
         input.
 
     Raises:
-        CheckpointError: an input is invalid, or the inputs are different models.
+        UserError: an input is invalid, or the inputs are different models.
     """
     if not paths:
-        raise CheckpointError("there are no checkpoints to average")
+        raise UserError("there are no checkpoints to average")
     sums: Dict[str, torch.Tensor] = {}
     locations: Dict[str, List[Any]] = {}  # parameter -> its memory location in every input
     newest: Dict[str, Any] = {}
@@ -201,31 +201,31 @@ def _location(tensor: torch.Tensor) -> Tuple[Any, ...]:
 
 
 def _check_same(one: Dict[str, torch.Tensor], other: Dict[str, torch.Tensor], path: str, other_path: str) -> None:
-    """Raise CheckpointError unless two models have the same parameters."""
+    """Raise UserError unless two models have the same parameters."""
     for missing, lacking, having in (
         (sorted(one.keys() - other.keys()), other_path, path),
         (sorted(other.keys() - one.keys()), path, other_path),
     ):
         if missing:
             more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-            raise CheckpointError(
+            raise UserError(
                 f"{lacking} lacks {', '.join(missing[:3])}{more}, which {having} has: they are different models"
             )
     for key, tensor in other.items():
         if tensor.shape != one[key].shape:
-            raise CheckpointError(
+            raise UserError(
                 f"{key} has shape {tuple(tensor.shape)} in {other_path}, but {tuple(one[key].shape)} in {path}"
             )
 
 
 def _check_meaning(one: Dict[str, Any], other: Dict[str, Any], path: str, other_path: str) -> None:
-    """Raise CheckpointError if the same parameters would define different functions."""
+    """Raise UserError if the same parameters would define different functions."""
     first, second = _model_settings(one), _model_settings(other)
     defaults: Dict[str, Any] = {"mixing_lr_multiplier": 1.0, "attention_shapes": {}}
     for name, default in defaults.items():
         value, other_value = first.get(name) or default, second.get(name) or default
         if value != other_value:
-            raise CheckpointError(
+            raise UserError(
                 f"{name} is {other_value} in {other_path}, but {value} in {path}: they are different models"
             )
 

@@ -25,10 +25,6 @@ MAX_ENTRIES = 100_000
 _OPENERS = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
 
 
-class CorpusError(UserError):
-    """The corpus on disk is not as expected."""
-
-
 class Archive(NamedTuple):
     """A row of the manifest."""
 
@@ -60,16 +56,16 @@ def fetch(archive: Archive, url: str, folder: Path, say: Callable[[str], None]) 
     if file.is_file():
         return file
     if not shutil.which("curl"):
-        raise CorpusError("the download needs curl; install it, or name a local copy (see --help)")
+        raise UserError("the download needs curl; install it, or name a local copy (see --help)")
     folder.mkdir(parents=True, exist_ok=True)
     say(f"downloading {archive.name}")
     if not download(url, part):
-        raise CorpusError(f"the download of {url} failed; run again to continue, or name a local copy (see --help)")
+        raise UserError(f"the download of {url} failed; run again to continue, or name a local copy (see --help)")
     try:
         verify(archive, part)
-    except CorpusError as error:
+    except UserError as error:
         part.unlink()
-        raise CorpusError(
+        raise UserError(
             f"{url} did not return the expected archive: {error}; download it by hand and pass it (see --help)"
         ) from error
     return part.rename(file)
@@ -79,10 +75,10 @@ def verify(archive: Archive, path: Path) -> str:
     """The checksum of an archive, `md5:HEX` or `sha256:HEX`.
 
     Raises:
-        CorpusError: the file is missing, or its checksum differs.
+        UserError: the file is missing, or its checksum differs.
     """
     if not path.is_file():
-        raise CorpusError(f"there is no file {path}, expected the archive {archive.name}")
+        raise UserError(f"there is no file {path}, expected the archive {archive.name}")
     expected = archive.checksum
     algorithm = "sha256" if expected == "-" else expected.partition(":")[0]
     digest = hashlib.new(algorithm)
@@ -94,12 +90,12 @@ def verify(archive: Archive, path: Path) -> str:
     if expected not in ("-", checksum):
         is_page = first_bytes.startswith((b"<!doctype", b"<html"))
         problem = "a web page" if is_page else "truncated, damaged or another file"
-        raise CorpusError(f"{path} is {problem}: the checksum of {archive.name} must be {expected}; got {checksum}")
+        raise UserError(f"{path} is {problem}: the checksum of {archive.name} must be {expected}; got {checksum}")
     return checksum
 
 
 class _Limited:
-    """A stream of unpacked bytes that raises CorpusError beyond a limit."""
+    """A stream of unpacked bytes that raises UserError beyond a limit."""
 
     def __init__(self, stream: IO[bytes], path: Path, limit: Optional[int]) -> None:
         self._stream, self._path, self._bytes_read = stream, path, 0
@@ -113,7 +109,7 @@ class _Limited:
 
     def check(self, size: int) -> None:
         if size > self._limit:
-            raise CorpusError(
+            raise UserError(
                 f"{self._path} must unpack to at most {self._limit:,} bytes; got more; if it is the right "
                 "archive, give a larger --unpacked-limit (in GiB)"
             )
@@ -134,7 +130,7 @@ def extract(name: str, path: Path, wanted: List[str], folder: Path, limit: Optio
     """Extract the wanted members of a tar archive, or a gzipped text, into a new folder in `folder`.
 
     Raises:
-        CorpusError: the archive is damaged, has more than MAX_ENTRIES entries or unpacks to more than `limit` bytes
+        UserError: the archive is damaged, has more than MAX_ENTRIES entries or unpacks to more than `limit` bytes
             (default: see MAX_RATIO).
     """
     folder = Path(tempfile.mkdtemp(dir=folder))
@@ -152,7 +148,7 @@ def extract(name: str, path: Path, wanted: List[str], folder: Path, limit: Optio
             else:
                 _extract_members(content, path, wanted, folder)
     except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
-        raise CorpusError(f"{path} is truncated or not a gzipped archive: {error}") from error
+        raise UserError(f"{path} is truncated or not a gzipped archive: {error}") from error
     return folder
 
 
@@ -160,7 +156,7 @@ def _extract_members(content: Any, path: Path, wanted: List[str], folder: Path) 
     with tarfile.open(fileobj=content, mode="r|") as archive:
         for number, entry in enumerate(archive, start=1):
             if number > MAX_ENTRIES:
-                raise CorpusError(f"{path} must have at most {MAX_ENTRIES:,} entries; got more")
+                raise UserError(f"{path} must have at most {MAX_ENTRIES:,} entries; got more")
             member = str(PurePosixPath(entry.name))
             if entry.isfile() and member in wanted:
                 content.check(entry.size)  # a sparse file takes little space in the archive

@@ -6,8 +6,7 @@ import os
 from pathlib import Path
 from typing import Callable, Iterator
 
-from archives import CorpusError
-
+from fairseq_modern.errors import UserError
 from fairseq_modern.files import CHECKSUMS, damaged_files, sha256
 
 
@@ -42,27 +41,25 @@ def is_complete(output: Path, matches: Callable[[Path], bool], force: bool) -> b
         force: whether an output of this program is replaced.
 
     Raises:
-        CorpusError: something else would be overwritten, or the files are damaged.
+        UserError: something else would be overwritten, or the files are damaged.
     """
     if not output.exists():
         return False
     prepared = output / "prepared.txt"
     if not prepared.is_file():
         if not output.is_dir() or any(output.iterdir()):
-            raise CorpusError(
-                f"{output} exists and was not made by this script; move it away or choose another --output"
-            )
+            raise UserError(f"{output} exists and was not made by this script; move it away or choose another --output")
         output.rmdir()
         return False
     if force:
         return False
     if not matches(prepared):
-        raise CorpusError(
+        raise UserError(
             f"{output} was prepared with other options or other files (see its prepared.txt); "
             "give --force to rebuild it, or another --output"
         )
     if damaged_files(output):
-        raise CorpusError(f"{output} is damaged (its files differ from its {CHECKSUMS}); give --force to rebuild it")
+        raise UserError(f"{output} is damaged (its files differ from its {CHECKSUMS}); give --force to rebuild it")
     return True
 
 

@@ -23,9 +23,10 @@ import zipfile
 from pathlib import Path
 from typing import Dict, Iterable, Iterator, List, Tuple
 
-from archives import CorpusError, gzipped
+from archives import gzipped
 
 from collab_fairseq.cli.main import guarded
+from fairseq_modern.errors import UserError
 from fairseq_modern.files import new_folder
 
 HERE = Path(__file__).parent
@@ -48,7 +49,7 @@ def read_pairs(testsets: Path, stem: str) -> List[Pair]:
     for codes in (("en", "eng"), ("de", "deu")):
         paths = [path for code in codes for path in sorted(testsets.glob(f"**/{stem}.{code}")) if path.is_file()]
         if not paths:
-            raise CorpusError(f"{testsets} has neither {stem}.{codes[0]} nor {stem}.{codes[1]}")
+            raise UserError(f"{testsets} has neither {stem}.{codes[0]} nor {stem}.{codes[1]}")
         lines = paths[0].read_text(encoding="utf-8").split("\n")[:-1]
         sides.append([line.strip() for line in lines])
     return list(zip(*sides, strict=True))
@@ -61,7 +62,7 @@ def tatoeba_pairs(archive: Path) -> Iterator[Pair]:
             table = next(name for name in files.namelist() if name.endswith(".txt") and "about" not in name)
             lines = files.read(table).decode("utf-8").split("\n")
     except zipfile.BadZipFile as error:
-        raise CorpusError(f"{archive}: {error}") from error
+        raise UserError(f"{archive}: {error}") from error
     for line in lines:
         columns = [*line.split("\t"), ""]
         yield columns[0].strip(), columns[1].strip()
@@ -84,7 +85,7 @@ def read_texts(archive: Path, testsets: Path, selection: Path) -> Dict[str, List
     for line in selection.read_text(encoding="utf-8").splitlines():
         text, checksum = line.split("\t")
         if checksum not in pairs:
-            raise CorpusError(f"Tatoeba's test set in {testsets} lacks a pair of {text}: it is not v2021-08-07")
+            raise UserError(f"Tatoeba's test set in {testsets} lacks a pair of {text}: it is not v2021-08-07")
         texts.setdefault(text, []).append(pairs[checksum])
     return texts
 
@@ -101,7 +102,7 @@ def write(texts: Dict[str, List[Pair]], checksums: Path, folder: Path) -> None:
         text = "".join(pair[side] + "\n" for pair in texts[base])
         if sha256(text) != expected:
             got = f"{len(texts[base])} lines, {sha256(text)}"
-            raise CorpusError(f"{name} must have {lines} lines and the checksum {expected}; got {got}")
+            raise UserError(f"{name} must have {lines} lines and the checksum {expected}; got {got}")
         compressed = gzipped(text.encode("utf-8"))
         (folder / f"{name}.gz").write_bytes(compressed)
         manifest += f"{name}.gz\t{hashlib.sha256(compressed).hexdigest()}\t{lines}\t{split}\n"
@@ -120,7 +121,7 @@ def main() -> None:
     add("--held-out", type=Path, default=HERE / "micro_wmt.held_out.tsv", metavar="FILE", help=text)
     args = parser.parse_args()
     if args.output.exists():
-        raise CorpusError(f"{args.output} exists; --output must be a new folder")
+        raise UserError(f"{args.output} exists; --output must be a new folder")
     texts = read_texts(args.tatoeba, args.testsets, args.held_out)
     with new_folder(args.output) as folder:
         write(texts, args.sums, Path(folder))

@@ -11,10 +11,10 @@ import re
 from pathlib import Path
 from typing import Callable, Dict, List, Tuple
 
-from archives import CorpusError
 from toy import write
 
 from collab_fairseq.cli.options import positive
+from fairseq_modern.errors import UserError
 from fairseq_modern.files import sha256
 
 PARTS = ("train", "valid", "test")
@@ -39,13 +39,13 @@ def languages(args: argparse.Namespace) -> Pair:
     names, paths = args.languages, args.source
     if len(paths) != 2 and not (len(paths) == 1 and paths[0].is_dir()):
         got = " ".join(map(str, paths)) or "nothing"
-        raise CorpusError(f"--source must be two text files or a folder; got {got}")
+        raise UserError(f"--source must be two text files or a folder; got {got}")
     if not names and len(paths) == 1:
-        raise CorpusError(f"{paths[0]} is a folder: give its languages, such as --languages en-de")
+        raise UserError(f"{paths[0]} is a folder: give its languages, such as --languages en-de")
     names = names or "-".join(path.suffix[1:] for path in paths)
     match = re.fullmatch(r"([A-Za-z_]+)-([A-Za-z_]+)", names)
     if not match or match[1] == match[2]:
-        raise CorpusError(f"--languages must be two languages, such as en-de; got '{names}'")
+        raise UserError(f"--languages must be two languages, such as en-de; got '{names}'")
     return match[1], match[2]
 
 
@@ -59,7 +59,7 @@ def files(args: argparse.Namespace) -> Dict[str, List[Path]]:
     for paths in files.values():
         for path in paths:
             if not path.is_file():
-                raise CorpusError(f"there is no file {path}")
+                raise UserError(f"there is no file {path}")
     return files
 
 
@@ -77,7 +77,7 @@ def read_lines(path: Path) -> List[str]:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         number = data.count(b"\n", 0, error.start) + 1
-        raise CorpusError(f"{path} must be UTF-8 text, but line {number} is not; convert it with iconv") from error
+        raise UserError(f"{path} must be UTF-8 text, but line {number} is not; convert it with iconv") from error
     lines = [" ".join(line.split()) for line in text.split("\n")]
     return lines if lines[-1] else lines[:-1]
 
@@ -86,7 +86,7 @@ def read_pairs(paths: List[Path]) -> List[Pair]:
     """The sentence pairs of two files."""
     first, second = map(read_lines, paths)
     if len(first) != len(second):
-        raise CorpusError(
+        raise UserError(
             f"both files must have the same number of lines, which are translations of each other; "
             f"got {len(first):,} in {paths[0]}, {len(second):,} in {paths[1]}"
         )
@@ -122,7 +122,7 @@ def read(args: argparse.Namespace, say: Callable[[str], None]) -> Dict[str, List
     sizes = ", ".join(f"{part} {len(parts[part]):,}" for part in PARTS)
     for part, least in MIN_PAIRS.items():
         if len(parts[part]) < least:
-            raise CorpusError(
+            raise UserError(
                 f"{part} must have at least {least:,} sentence pairs; got {len(parts[part]):,} "
                 f"of the {len(pairs):,} pairs in the files ({sizes})"
             )

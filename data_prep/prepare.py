@@ -15,13 +15,14 @@ from typing import Dict, List, Optional
 
 import pieces
 import unpack
-from archives import GIB, Archive, CorpusError, fetch
+from archives import GIB, Archive, fetch
 from data_set import HERE, DataSet, parser_of, program_of
 from folders import is_complete, output_lock, write_checksums
 from omegaconf import OmegaConf
 from runner.settings import PYTHON
 
 from fairseq_modern import processor
+from fairseq_modern.errors import UserError
 from fairseq_modern.files import new_folder, sha256
 
 
@@ -46,14 +47,12 @@ class Preparation:
         """The pieces and the dictionary, and the rows of the manifest as they are."""
         args = self.args
         if args.spm and args.vocab_size != self.set.vocab_size:
-            raise CorpusError(
-                "--vocab-size and --spm are mutually exclusive: the SentencePiece model has its vocabulary"
-            )
+            raise UserError("--vocab-size and --spm are mutually exclusive: the SentencePiece model has its vocabulary")
         if args.dict and not args.spm:
-            raise CorpusError("--dict needs the SentencePiece model that goes with it (--spm)")
+            raise UserError("--dict needs the SentencePiece model that goes with it (--spm)")
         for file in (args.spm, args.dict):
             if file and not file.is_file():
-                raise CorpusError(f"there is no file {file}")
+                raise UserError(f"there is no file {file}")
         header = [f"spm {sha256(args.spm)}" if args.spm else f"vocab_size {args.vocab_size}"]
         if args.dict:
             header.append(f"dict {sha256(args.dict)}")
@@ -76,7 +75,7 @@ class Preparation:
         mirror = args.url or self.set.url
         url = f"{mirror.rstrip('/')}/{archive.name}" if mirror else archive.url
         if not url:
-            raise CorpusError(
+            raise UserError(
                 f"this corpus cannot be downloaded automatically; pass a local copy with {self.set.option} (see --help)"
             )
         return fetch(archive, url, Path(f"{args.output}.download"), self.say)
@@ -114,7 +113,7 @@ class Preparation:
         """Leave out training pairs, and hold out some; returns split → text in pieces.
 
         Raises:
-            CorpusError: too few pairs remain.
+            UserError: too few pairs remain.
         """
         limits = (self.set.longest, self.set.ratio, self.set.every)
         counts = pieces.clean(folder / "train", folder / "clean", folder / "valid", self.languages, *limits)
@@ -125,7 +124,7 @@ class Preparation:
             min_pairs["kept"] = program_of(self.name).MIN_PAIRS["train"]
         for what, least in min_pairs.items():
             if counts.get(what, least) < least:
-                raise CorpusError(
+                raise UserError(
                     f"the number of pairs {what} must be at least {least:,} (at most {self.set.longest} pieces per "
                     f"side, length ratio at most {self.set.ratio:g}); got {numbers}"
                 )
@@ -151,7 +150,7 @@ class Preparation:
         if done.returncode:
             lines = log.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
             sys.stderr.writelines(lines[-5:])
-            raise CorpusError("fairseq-preprocess failed (its last lines are above)")
+            raise UserError("fairseq-preprocess failed (its last lines are above)")
         log.unlink()
         (work / "data-bin" / "preprocess.log").unlink()
         shutil.rmtree(folder)
@@ -204,13 +203,13 @@ def prepare(name: str, data_set: DataSet, args: argparse.Namespace) -> None:
     """Prepare a data set.
 
     Raises:
-        CorpusError: with one sentence; nothing was prepared.
+        UserError: with one sentence; nothing was prepared.
     """
     parent = args.output.absolute().parent
     is_new_parent = not parent.exists()
     try:
         if data_set.kind != "program" and args.local_copy and args.url:
-            raise CorpusError(f"{data_set.option} and --url are mutually exclusive")
+            raise UserError(f"{data_set.option} and --url are mutually exclusive")
         if data_set.kind != "program" and not args.url:
             args.local_copy = args.local_copy or data_set.from_environment(data_set.option.lstrip("-"))
         for option in ("local_copy", "spm", "dict", "output"):  # steps run in other folders
@@ -222,12 +221,12 @@ def prepare(name: str, data_set: DataSet, args: argparse.Namespace) -> None:
         waiting = f"another process is preparing {args.output}; waiting"
         with output_lock(args.output, lambda: preparation.say(waiting)):
             preparation.run()
-    except (CorpusError, OSError, ValueError, RuntimeError) as error:
+    except (UserError, OSError, ValueError, RuntimeError) as error:
         if is_new_parent:
             with contextlib.suppress(OSError):  # it may contain downloads
                 parent.rmdir()
         # messages of SentencePiece have several lines
-        raise CorpusError(f"{' '.join(str(error).split())}; nothing was prepared") from error
+        raise UserError(f"{' '.join(str(error).split())}; nothing was prepared") from error
 
 
 def main() -> None:

@@ -21,7 +21,9 @@ from collections import Counter
 from pathlib import Path, PurePosixPath
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Union
 
-from archives import Archive, CorpusError, extract, verify
+from archives import Archive, extract, verify
+
+from fairseq_modern.errors import UserError
 
 _ROW = re.compile(
     r"archive\t[^\t]+\t(-|md5:[\da-f]{32}|sha256:[\da-f]{64})\t[^\t]*"
@@ -54,7 +56,7 @@ def read_manifest(path: Path) -> List[Row]:
     """The rows of a manifest; a gzipped text becomes an archive and its only member.
 
     Raises:
-        CorpusError: a line is malformed, or a name leads to another folder.
+        UserError: a line is malformed, or a name leads to another folder.
     """
     rows: List[Row] = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
@@ -67,10 +69,10 @@ def read_manifest(path: Path) -> List[Row]:
             fields = line.split("\t")
             rows.append(ROW_TYPES[fields[0]](*fields))
         elif line.strip() and not line.startswith("#"):
-            raise CorpusError(f"{path}, line {number} must be an archive, a member or a reference; got {line!r}")
+            raise UserError(f"{path}, line {number} must be an archive, a member or a reference; got {line!r}")
     for row in rows:
         if _leads_to_another_folder(row):
-            raise CorpusError(
+            raise UserError(
                 f"{path}: archives, members and texts must not lead to another folder; got {' '.join(row)!r}"
             )
     return rows
@@ -113,7 +115,7 @@ def unpack(rows: List[Row], target: Path, sources: Dict[str, Path], limit: Optio
         The rows with the checksums of all archives; `-` for folders, which have none.
 
     Raises:
-        CorpusError: an archive or an unpacked text differs from the manifest or exceeds the limit.
+        UserError: an archive or an unpacked text differs from the manifest or exceeds the limit.
     """
     verified: List[Row] = []
     for row in rows:
@@ -143,7 +145,7 @@ def append_member(member: Member, source: Path, folder: Path, target: Path) -> i
     if not file.is_file():
         file = folder / file.name
     if not file.is_file():
-        raise CorpusError(f"{source} lacks {member.path}: it is not {member.archive}, or only partly unpacked")
+        raise UserError(f"{source} lacks {member.path}: it is not {member.archive}, or only partly unpacked")
     lines = 0
     with open(file, "rb") as stream, open(target / member.text, "ab") as output:
         for line in text_lines(stream, file.name):
@@ -151,18 +153,18 @@ def append_member(member: Member, source: Path, folder: Path, target: Path) -> i
             lines += 1
     if member.lines not in ("-", str(lines)):
         hint = "; if it is partly unpacked, give the archive itself" if source.is_dir() else ""
-        raise CorpusError(f"{member.path} of {source} must have {member.lines} lines; got {lines}{hint}")
+        raise UserError(f"{member.path} of {source} must have {member.lines} lines; got {lines}{hint}")
     return lines
 
 
 def check_alignment(lines_of_texts: Dict[str, int]) -> None:
-    """Raise CorpusError unless both sides of each corpus have the same number of lines."""
+    """Raise UserError unless both sides of each corpus have the same number of lines."""
     first_sides: Dict[str, str] = {}
     for text, lines in lines_of_texts.items():
         base = text.rpartition(".")[0]
         first = first_sides.setdefault(base, text)
         if lines != lines_of_texts[first]:
-            raise CorpusError(
+            raise UserError(
                 f"the two sides of {base} must have the same number of lines; "
                 f"got {lines_of_texts[first]} in {first}, {lines} in {text}"
             )

@@ -22,10 +22,6 @@ class UserError(Exception):
     user_error = True
 
 
-class CheckpointError(UserError):
-    """A checkpoint cannot be read or written."""
-
-
 def is_user_error(error: BaseException) -> bool:
     """Whether to print the message of an error without a traceback."""
     return getattr(error, "user_error", False) is True

@@ -22,7 +22,7 @@ from typing import Any, Dict, List
 import numpy
 import torch
 
-from fairseq_modern.errors import CheckpointError
+from fairseq_modern.errors import UserError
 from fairseq_modern.patching import StandIn
 
 _REFERENCE = re.compile(r"\$\{(\w+(?:\.\w+)*)\}")
@@ -53,7 +53,7 @@ def unpickle(f: Any, *args: Any, **options: Any) -> Any:
 
 
 def load(f: Any, *args: Any, **options: Any) -> Any:
-    """Call `torch.load` without running code from the file, and verify its checksums; raise CheckpointError."""
+    """Call `torch.load` without running code from the file, and verify its checksums; raise UserError."""
     try:
         verify_checksums(f)
         return unpickle(f, *args, **options)
@@ -62,7 +62,7 @@ def load(f: Any, *args: Any, **options: Any) -> Any:
     except Exception as error:  # torch raises almost any exception for a damaged file
         # torch's message may advise the user to load the file unsafely
         cause = None if "weights_only" in str(error) else error
-        raise CheckpointError(_explain(getattr(f, "name", f), error)) from cause
+        raise UserError(_explain(getattr(f, "name", f), error)) from cause
 
 
 def verify_checksums(f: Any) -> None:
@@ -84,13 +84,13 @@ def load_dictionary(f: Any, *args: Any, **options: Any) -> Any:
     """Call `load` for a checkpoint, which must be a dictionary, and `make_plain` for its settings."""
     state, name = load(f, *args, **options), getattr(f, "name", f)
     if not isinstance(state, dict):
-        raise CheckpointError(f"{name}: a checkpoint must be a dictionary; got a {type(state).__name__}.")
+        raise UserError(f"{name}: a checkpoint must be a dictionary; got a {type(state).__name__}.")
     make_plain(state, name)
     return state
 
 
 def make_plain(state: Dict[str, Any], file: Any) -> None:
-    """Replace references between the settings of a checkpoint, `cfg` or `args`, by values; raise CheckpointError."""
+    """Replace references between the settings of a checkpoint, `cfg` or `args`, by values; raise UserError."""
     cfg = state.get("cfg")
     types: Dict[str, Any] = {"cfg": dict, "args": argparse.Namespace}
     sections = {name: state.get(name) for name in types}
@@ -99,12 +99,12 @@ def make_plain(state: Dict[str, Any], file: Any) -> None:
     for name, section in sections.items():
         expected = types.get(name, (dict, argparse.Namespace))
         if section is not None and not isinstance(section, expected):
-            raise CheckpointError(f"{file}: {name} must be a mapping of settings; got a {type(section).__name__}.")
+            raise UserError(f"{file}: {name} must be a mapping of settings; got a {type(section).__name__}.")
     counter = itertools.count(1)
 
     def plain(value: Any, name: str, depth: int) -> Any:
         if depth > _MAX_DEPTH or next(counter) > _MAX_SETTINGS:
-            raise CheckpointError(
+            raise UserError(
                 f"{file}: {name} must have at most {_MAX_SETTINGS:,} settings, nested at most {_MAX_DEPTH} deep."
             )
         if isinstance(value, str) and "${" in value:
@@ -131,7 +131,7 @@ def _referent(text: str, cfg: Any, name: str) -> Any:
     for key in reference[1].split(".") if reference else [""]:
         settings = _mapping(value)
         if not isinstance(settings, dict) or key not in settings:
-            raise CheckpointError(
+            raise UserError(
                 f"{name} must be a value or a reference to another setting of the checkpoint; got {text[:80]!r}."
             )
         value = settings[key]

@@ -11,20 +11,20 @@ from typing import Any, Iterator
 
 import torch
 
-from fairseq_modern.errors import CheckpointError
+from fairseq_modern.errors import UserError
 from fairseq_modern.files import atomic_write
 from fairseq_modern.patching import names
 
 
 @contextlib.contextmanager
 def checkpoint_file(path: str) -> Iterator[Any]:
-    """`atomic_write` that raises CheckpointError if the file cannot be written."""
+    """`atomic_write` that raises UserError if the file cannot be written."""
     try:
         with atomic_write(path) as file:
             yield file
     except OSError as error:
         reason = error.strerror or error
-        raise CheckpointError(f"{path} could not be written ({reason}); an existing file is unchanged.") from error
+        raise UserError(f"{path} could not be written ({reason}); an existing file is unchanged.") from error
 
 
 def patch(module: ModuleType) -> None:

@@ -7,7 +7,7 @@ parameters, the model has none, and the optimizer state is needed. The error the
 from types import ModuleType
 
 from fairseq_modern.encoder_layer import SURPLUS
-from fairseq_modern.errors import CheckpointError
+from fairseq_modern.errors import UserError
 from fairseq_modern.patching import adapts_checkpoints
 
 
@@ -20,7 +20,7 @@ def patch(module: ModuleType) -> None:
             return
         surplus = {name for name in state["model"] if name.rpartition(".")[2] in SURPLUS}
         if surplus.difference(trainer.get_model().state_dict()):
-            raise CheckpointError(
+            raise UserError(
                 f"{filename} was written by fairseq without fairseq_modern: its model can be loaded, but its optimizer "
                 "state has more parameters; give --reset-optimizer or --finetune-from-model."
             )

@@ -14,7 +14,6 @@ from collab_fairseq.translation.text import subword_units
 from collab_fairseq.translation.tokenizer import (
     SUBWORD_FILES,
     Card,
-    TranslationError,
     read_card,
     read_sentencepiece,
     text_files,
@@ -77,7 +76,7 @@ def read_source(
     ``licence`` applies.
 
     Raises:
-        TranslationError: the subword model is missing or does not belong to the dictionaries. For other errors, see
+        UserError: the subword model is missing or does not belong to the dictionaries. For other errors, see
             :func:`~collab_fairseq.translation.load_model`.
     """
     name = os.fspath(path)
@@ -115,7 +114,7 @@ def read_source(
 def _read_folder(folder: str, licence: Optional[str]) -> Source:
     card = read_card(folder)
     if card.engine != "torch":
-        raise TranslationError(f"{folder} is for {card.engine}: export the checkpoint or model folder it was made from")
+        raise UserError(f"{folder} is for {card.engine}: export the checkpoint or model folder it was made from")
     trained = load_model(os.path.join(folder, MODEL), folder)
     card = replace(card, longest_target=_longest_target(trained), licence=licence or card.licence)
     files = {file: os.path.join(folder, file) for file in text_files(card)}
@@ -134,10 +133,10 @@ def _subword_model(
     """Key of `SUBWORD_FILES` and path of the subword model; (None, None) for a vocabulary of words."""
     units = subword_units(trained.task.source_dictionary)
     if sentencepiece is not None and bpe_codes is not None:
-        raise TranslationError("expected either a SentencePiece model or BPE codes; got both")
+        raise UserError("expected either a SentencePiece model or BPE codes; got both")
     if bpe_codes is not None:
         if units != "@@ ":
-            raise TranslationError(f"BPE codes need dictionaries with BPE units (…@@); those in {data} have none")
+            raise UserError(f"BPE codes need dictionaries with BPE units (…@@); those in {data} have none")
         return "subword_nmt", os.fspath(bpe_codes)
     if sentencepiece is None and units == "sentencepiece":
         candidates = (os.path.join(data, name) for name in _SENTENCEPIECE_FILES)
@@ -147,7 +146,7 @@ def _subword_model(
         return "sentencepiece", os.fspath(sentencepiece)
     if units is not None:
         needed = "BPE codes (--bpe-codes)" if units == "@@ " else "SentencePiece model (--sentencepiece)"
-        raise TranslationError(f"the dictionaries in {data} have subword units, which need their {needed}")
+        raise UserError(f"the dictionaries in {data} have subword units, which need their {needed}")
     return None, None
 
 
@@ -159,7 +158,7 @@ def _check_sentencepiece(trained: TrainedModel, data: str, file: str) -> None:
         units = [unit for unit in dictionary.symbols[dictionary.nspecial :] if not unit.startswith("madeupword")]
         share = sum(unit in pieces for unit in units) / max(1, len(units))
         if share < _MIN_PIECES:
-            raise TranslationError(
+            raise UserError(
                 f"{file} is not the SentencePiece model of the {side} dictionary in {data}: at least {_MIN_PIECES:.0%} "
                 f"of the dictionary's units must be pieces of the model; got {share:.0%}"
             )

@@ -8,8 +8,9 @@ import torch
 
 from collab_fairseq import translation
 from collab_fairseq.scoring.references import read_lines
-from collab_fairseq.translation import TrainedModel, TranslationError
+from collab_fairseq.translation import TrainedModel
 from collab_fairseq.translation.text import dataset
+from fairseq_modern.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -40,12 +41,12 @@ def text_of(
         splits = translation.splits(trained)
         if split not in splits:
             known = ", ".join(splits) or "none"
-            raise TranslationError(
+            raise UserError(
                 f"{option} must be SPLIT:N or SOURCE; got {flag}, which is neither a file nor a split of the data-bin "
                 f"({known})"
             )
         if number and not (number.isdigit() and int(number) > 0):
-            raise TranslationError(f"the number of sentences in {option} must be at least 1; got {flag}")
+            raise UserError(f"the number of sentences in {option} must be at least 1; got {flag}")
         sentences = min(int(number) if number else _DEFAULT_SENTENCES, len(dataset(trained, split)))
         description = f"the first {sentences} sentences of {split}"
         if seed is None:

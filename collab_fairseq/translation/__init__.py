@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from .evaluation import Loss, check_test_splits, evaluate, loss, score, translate  # noqa: F401
     from .load import TrainedModel, load_model, with_state  # noqa: F401
     from .text import add_text, batches, splits  # noqa: F401
-    from .tokenizer import TranslationError  # noqa: F401
     from .translator import Translation, Translator  # noqa: F401
 
 _MODULES = {
@@ -18,7 +17,6 @@ _MODULES = {
     "load": ("TrainedModel", "load_model", "with_state"),
     "text": ("add_text", "batches", "splits"),
     "translator": ("Translation", "Translator"),
-    "tokenizer": ("TranslationError",),
 }
 
 

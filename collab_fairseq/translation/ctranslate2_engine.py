@@ -5,7 +5,9 @@ import math
 import os
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
-from .tokenizer import PathLike, TranslationError, require
+from fairseq_modern.errors import UserError
+
+from .tokenizer import PathLike, require
 from .translator import Hypothesis, Search
 
 PRECISIONS = (
@@ -27,15 +29,13 @@ class CTranslate2Engine:
 
     def __init__(self, folder: PathLike, device: str, precision: str, threads: Optional[int]) -> None:
         if precision not in PRECISIONS:
-            raise TranslationError(
-                f"--precision of CTranslate2 must be one of {', '.join(PRECISIONS)}; got {precision}"
-            )
+            raise UserError(f"--precision of CTranslate2 must be one of {', '.join(PRECISIONS)}; got {precision}")
         self._folder = os.fspath(folder)
         if not os.path.isfile(os.path.join(self._folder, "model.bin")):  # reading a device would never end
-            raise TranslationError(f"{self._folder} has no file model.bin")
+            raise UserError(f"{self._folder} has no file model.bin")
         kind, _, index = device.partition(":")
         if kind not in ("cpu", "cuda", "auto") or not (index or "0").isdecimal():
-            raise TranslationError(f"device must be auto, cpu, cuda or cuda:N; got {device}")
+            raise UserError(f"device must be auto, cpu, cuda or cuda:N; got {device}")
         options = {"device_index": int(index or 0), "compute_type": precision, "intra_threads": threads or 0}
         self._translator = self._call(require("ctranslate2").Translator, self._folder, device=kind, **options)
 
@@ -44,7 +44,7 @@ class CTranslate2Engine:
         try:
             return function(*args, **options)
         except _DAMAGED as error:
-            raise TranslationError(f"CTranslate2 cannot use {self._folder}: {error}") from error
+            raise UserError(f"CTranslate2 cannot use {self._folder}: {error}") from error
 
     def search(self, sentences: Sequence[Sequence[str]], search: Search) -> List[List[Hypothesis]]:
         """See :class:`.translator.Engine`."""

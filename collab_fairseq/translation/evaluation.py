@@ -13,10 +13,10 @@ from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.scoring.references import RawScore, check_number, read_lines, score_raw
 from collab_fairseq.scoring.sufficient_statistics import dump
 from collab_fairseq.scoring.text import looks_tokenised, moses_detokenise
+from fairseq_modern.errors import UserError
 
 from .load import TrainedModel
 from .text import batches, dataset, splits, subword_units
-from .tokenizer import TranslationError
 
 logger = logging.getLogger(__name__)
 
@@ -138,19 +138,19 @@ def check_test_splits(
     """Check the splits and reference files that :func:`evaluate` needs; return the test splits.
 
     Raises:
-        TranslationError: a split or a file does not exist.
+        UserError: a split or a file does not exist.
         UserError: references with a wrong number of lines, unless only the first ``sentences`` are translated.
     """
     names = splits(trained)
     tests = [name for name in names if name.startswith("test")]
     if "valid" not in names:
-        raise TranslationError(f"the data-bin must have a split valid; got {', '.join(names) or 'none'}")
+        raise UserError(f"the data-bin must have a split valid; got {', '.join(names) or 'none'}")
     for name, file in references.items():
         flag = f"--reference {name}={os.fspath(file)}"
         if name not in tests:
-            raise TranslationError(f"{flag}: the split must be one of {', '.join(tests)}")
+            raise UserError(f"{flag}: the split must be one of {', '.join(tests)}")
         if not os.path.isfile(file):
-            raise TranslationError(f"{flag}: there is no such file")
+            raise UserError(f"{flag}: there is no such file")
         if sentences is None:
             check_number(read_lines(file), dataset(trained, name), os.fspath(file))
     return tests

@@ -16,8 +16,9 @@ from collab_fairseq import checkpoints
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.models import as_transformer_collab  # and registers the model
 from collab_fairseq.models.checks import ConfigurationError, check_checkpoint
+from fairseq_modern.errors import UserError
 
-from .tokenizer import TranslationError, check_language
+from .tokenizer import check_language
 
 
 @dataclass
@@ -69,9 +70,9 @@ def load_model(
         text: False loads the model without dictionaries; no data-bin is needed.
 
     Raises:
-        CheckpointError: the file cannot be read, or its parameters are missing or not finite.
+        UserError: the file cannot be read, or its parameters are missing or not finite.
         ConfigurationError: an unsupported model.
-        TranslationError: another task, no data-bin, dictionaries of another model, or invalid language names.
+        UserError: another task, no data-bin, dictionaries of another model, or invalid language names.
     """
     state, name = checkpoints.load_with_model(checkpoint), os.fspath(checkpoint)
     return model_from_state(state, name, data, device=device, seed=seed, text=text)
@@ -100,7 +101,7 @@ def model_from_state(
         task = _task(cfg.task) if text else _task_without_text(cfg.task, state["model"])
         rows = state["model"].get("decoder.embed_tokens.weight")
         if rows is not None and rows.size()[:1] != (len(task.target_dictionary),):
-            raise TranslationError(
+            raise UserError(
                 f"{name} has {rows.size(0)} target vocabulary entries, but the dictionary in {cfg.task.data} has "
                 f"{len(task.target_dictionary)}: it is the data of another model"
             )
@@ -117,7 +118,7 @@ def model_from_state(
 def _check_task(task: Dict[str, Any], name: str) -> None:
     """Check that the task is translation, and that its languages can be parts of file names."""
     if task.get("_name") != "translation":
-        raise TranslationError(f"the task of {name} must be translation; got {str(task.get('_name'))[:80]}")
+        raise UserError(f"the task of {name} must be translation; got {str(task.get('_name'))[:80]}")
     check_language(*(task[side] for side in ("source_lang", "target_lang") if task.get(side) is not None))
 
 
@@ -146,7 +147,7 @@ def _build(state: Dict[str, Any], name: str, cfg: Any, task: Any) -> nn.Module:
     try:
         model.load_state_dict(dict(state["model"]), strict=True, model_cfg=cfg.model)  # type: ignore[call-arg]
     except RuntimeError as error:
-        raise TranslationError(f"the parameters of {name} do not fit its settings: {_brief(error)}") from error
+        raise UserError(f"the parameters of {name} do not fit its settings: {_brief(error)}") from error
     return model
 
 
@@ -157,7 +158,7 @@ def _task(cfg: Any) -> Any:
     except OmegaConfBaseException:
         raise
     except Exception as error:  # fairseq raises Exception itself, among others
-        raise TranslationError(f"the dictionaries of {cfg.data} cannot be used: {_brief(error)}") from error
+        raise UserError(f"the dictionaries of {cfg.data} cannot be used: {_brief(error)}") from error
 
 
 def _brief(error: Exception) -> str:
@@ -172,7 +173,7 @@ def _task_without_text(cfg: Any, parameters: Dict[str, torch.Tensor]) -> Any:
     def dictionary(side: str) -> Dictionary:
         entries, name = Dictionary(), f"{side}.embed_tokens.weight"
         if name not in parameters or parameters[name].dim() != 2:
-            raise TranslationError(f"the checkpoint must have embeddings, {name}")
+            raise UserError(f"the checkpoint must have embeddings, {name}")
         entries.pad_to_multiple_(parameters[name].size(0))
         return entries
 
@@ -181,11 +182,11 @@ def _task_without_text(cfg: Any, parameters: Dict[str, torch.Tensor]) -> Any:
 
 def _data_folder(path: Any, checkpoint: str, from_checkpoint: bool) -> str:
     if not isinstance(path, str):
-        raise TranslationError(f"{checkpoint}: task.data must be a folder; got {path!r}")
+        raise UserError(f"{checkpoint}: task.data must be a folder; got {path!r}")
     folder = os.path.abspath(path.split(os.pathsep)[0])
     if os.path.isdir(folder) and any(f.startswith("dict.") for f in os.listdir(folder)):
         return folder
     problem = "has no dictionaries (dict.*.txt)" if os.path.isdir(folder) else "does not exist"
     if from_checkpoint:
-        raise TranslationError(f"{path}, the data-bin of {checkpoint}, {problem}: give another one with --data")
-    raise TranslationError(f"the data-bin {path} {problem}; expected the output folder of fairseq-preprocess")
+        raise UserError(f"{path}, the data-bin of {checkpoint}, {problem}: give another one with --data")
+    raise UserError(f"the data-bin {path} {problem}; expected the output folder of fairseq-preprocess")

@@ -11,9 +11,9 @@ from fairseq import utils
 from fairseq.data import LanguagePairDataset, ListDataset, data_utils
 
 from collab_fairseq.scoring.text import subword_marker
+from fairseq_modern.errors import UserError
 
 from .load import TrainedModel
-from .tokenizer import TranslationError
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def dataset(trained: TrainedModel, split: str) -> Any:
     if split not in trained.task.datasets:
         names = splits(trained)
         if split not in names:
-            raise TranslationError(
+            raise UserError(
                 f"{trained.cfg.task.data} has no split {split!r}; expected one of {', '.join(names) or 'none'}"
             )
         trained.task.load_dataset(split, combine=False, epoch=1)
@@ -52,10 +52,10 @@ def add_text(trained: TrainedModel, name: str, source: Sequence[str], target: Op
         target: translations, aligned with the source; None: the split can only be translated.
     """
     if name in trained.task.datasets or name in splits(trained):
-        raise TranslationError(f"there is already a split {name!r}")
+        raise UserError(f"there is already a split {name!r}")
     if not source or (target is not None and len(source) != len(target)):
         lines = f"{len(source)} and {'none' if target is None else len(target)}"
-        raise TranslationError(f"{name}: source and target must have the same number of lines, at least 1; got {lines}")
+        raise UserError(f"{name}: source and target must have the same number of lines, at least 1; got {lines}")
     task = trained.task.cfg
 
     def side(lines: Optional[Sequence[str]], dictionary: Any) -> List[Any]:
@@ -86,7 +86,7 @@ def _check_tokens(data: Any, name: str) -> None:
         logger.info("%s: %.1f %% of the %s tokens are unknown to the model", name, 100 * share, side)
         units = "subwords" if subword_units(dictionary) else "words"
         if share > _MAX_UNKNOWN[units]:
-            raise TranslationError(
+            raise UserError(
                 f"{name}: {share:.0%} of the {side} tokens are not among the model's {units} (at most "
                 f"{_MAX_UNKNOWN[units]:.0%} may be): segment the text like the training text, with the same "
                 "SentencePiece or BPE model if it has one"
@@ -109,11 +109,11 @@ def batches(
         sentences: only the first N sentences of the corpus.
 
     Raises:
-        TranslationError: no such split, or a sentence longer than the model's positions (in train it is omitted).
+        UserError: no such split, or a sentence longer than the model's positions (in train it is omitted).
     """
     data = dataset(trained, split)
     if sentences is not None and sentences < 1:
-        raise TranslationError(f"the number of sentences must be at least 1; got {sentences}")
+        raise UserError(f"the number of sentences must be at least 1; got {sentences}")
     with data_utils.numpy_seed(trained.seed):
         order = data.ordered_indices()
     if sentences is not None:
@@ -122,7 +122,7 @@ def batches(
     longest = utils.resolve_max_positions(trained.task.max_positions(), model.max_positions())
     order, too_long = data.filter_indices_by_size(order, longest)
     if len(too_long) and not split.startswith("train"):
-        raise TranslationError(
+        raise UserError(
             f"the sentences of {split} must have at most {longest} tokens, the model's positions; {len(too_long)} are "
             f"longer, such as number {too_long[0]}"
         )

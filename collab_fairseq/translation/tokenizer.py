@@ -19,17 +19,13 @@ ENGINES = ("torch", "ctranslate2", "huggingface")
 _LANGUAGE = re.compile(r"[\w@+-][\w.@+-]*")
 
 
-class TranslationError(UserError):
-    """A model, its data or its text cannot be used. The message is one sentence."""
-
-
 def require(package: str, extra: str = "serve") -> Any:
     """Import an optional package; the error says how to install it."""
     try:
         return importlib.import_module(package)
     except ImportError as error:
         wanted = f"pip install 'collab_fairseq[{extra}]'"
-        raise TranslationError(f"{package} cannot be imported ({error}): {wanted}") from error
+        raise UserError(f"{package} cannot be imported ({error}): {wanted}") from error
 
 
 @dataclass(frozen=True)
@@ -63,10 +59,10 @@ class Card:
 
 
 def check_language(*names: Any) -> None:
-    """Raise TranslationError unless languages can be parts of a file name, unlike ``../en``."""
+    """Raise UserError unless languages can be parts of a file name, unlike ``../en``."""
     for name in names:
         if not (isinstance(name, str) and _LANGUAGE.fullmatch(name)):
-            raise TranslationError(f"a language must be a name such as en or zh-CN; got {name!r}")
+            raise UserError(f"a language must be a name such as en or zh-CN; got {name!r}")
 
 
 def text_files(card: Card) -> List[str]:
@@ -78,32 +74,32 @@ def text_files(card: Card) -> List[str]:
 def _check_card(card: Card) -> None:
     """Check all fields of a card, which may come from anywhere; it may name no files but the folder's own."""
     if card.engine not in ENGINES:
-        raise TranslationError(f"the engine must be one of {', '.join(ENGINES)}; got {card.engine!r}")
+        raise UserError(f"the engine must be one of {', '.join(ENGINES)}; got {card.engine!r}")
     check_language(card.source_lang, card.target_lang)
     if card.subwords is not None and card.subwords not in tuple(SUBWORD_FILES):
-        raise TranslationError(f"subwords must be one of {', '.join(SUBWORD_FILES)}, or null; got {card.subwords!r}")
+        raise UserError(f"subwords must be one of {', '.join(SUBWORD_FILES)}, or null; got {card.subwords!r}")
     expected = text_files(card)
     if not isinstance(card.files, dict) or not set(expected) <= set(card.files):
-        raise TranslationError(f"files must contain {', '.join(expected)}; got {', '.join(card.files)}")
+        raise UserError(f"files must contain {', '.join(expected)}; got {', '.join(card.files)}")
     for name in card.files:
         if name in (os.curdir, os.pardir) or os.path.basename(name) != name:
-            raise TranslationError(f"files must be in the folder; got {name!r}")
+            raise UserError(f"files must be in the folder; got {name!r}")
     lengths = [card.longest] if card.longest_target is None else [card.longest, card.longest_target]
     if not all(type(length) is int and length > 1 for length in lengths):
-        raise TranslationError(f"the longest sentences must have at least 2 tokens; got {lengths}")
+        raise UserError(f"the longest sentences must have at least 2 tokens; got {lengths}")
     types: Dict[str, Any] = {"moses": bool, "lowercase": bool, "made_from": dict, "licence": (str, type(None))}
     expected_types = {bool: "true or false", dict: "an object"}
     for name, allowed in types.items():
         if not isinstance(getattr(card, name), allowed):
             expected_type = expected_types.get(allowed, "a string or null")
-            raise TranslationError(f"{name} must be {expected_type}; got {getattr(card, name)!r}")
+            raise UserError(f"{name} must be {expected_type}; got {getattr(card, name)!r}")
 
 
 def read_card(folder: PathLike) -> Card:
     """Read the card of an exported folder, and verify the checksums of its files.
 
     Raises:
-        TranslationError: not an exported folder, an invalid card, or missing or modified files.
+        UserError: not an exported folder, an invalid card, or missing or modified files.
     """
     name = os.fspath(folder)
     path = os.path.join(name, CARD)
@@ -112,20 +108,20 @@ def read_card(folder: PathLike) -> Card:
             problem = "does not exist"
         else:
             problem = f"has no {CARD}" if os.path.isdir(name) else "is a file"
-        raise TranslationError(f"{name} {problem}: expected a folder made by `collab export CHECKPOINT --to folder`")
+        raise UserError(f"{name} {problem}: expected a folder made by `collab export CHECKPOINT --to folder`")
     try:
         with open(path, encoding="utf-8") as stream:
             content = json.load(stream)
         known = {f.name for f in fields(Card)}
         card = Card(**{key: value for key, value in content.items() if key in known})
         _check_card(card)
-    except (TranslationError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise TranslationError(f"{path} does not describe an exported model: {error}") from error
+    except (UserError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{path} does not describe an exported model: {error}") from error
     for file, expected in card.files.items():
         if not os.path.isfile(os.path.join(name, file)):
-            raise TranslationError(f"{name} has no {file}, which its {CARD} names")
+            raise UserError(f"{name} has no {file}, which its {CARD} names")
         if sha256(os.path.join(name, file)) != expected:
-            raise TranslationError(f"{name}: {file} differs from the file that the model was exported with")
+            raise UserError(f"{name}: {file} differs from the file that the model was exported with")
     return card
 
 
@@ -148,7 +144,7 @@ class Tokenizer:
                 with open(self._file, encoding="utf-8") as stream:
                     self._bpe = codes.BPE(stream)
             except (ValueError, SystemExit) as error:  # subword-nmt calls sys.exit
-                raise TranslationError(f"{self._file} must have BPE codes of subword-nmt") from error
+                raise UserError(f"{self._file} must have BPE codes of subword-nmt") from error
         if card.moses:
             from sacremoses import MosesDetokenizer, MosesTokenizer
 
@@ -186,4 +182,4 @@ def read_sentencepiece(path: PathLike) -> Any:
         return sentencepiece.SentencePieceProcessor(model_file=os.fspath(path))
     except (OSError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
-        raise TranslationError(f"{os.fspath(path)} must be a SentencePiece model ({reason})") from error
+        raise UserError(f"{os.fspath(path)} must be a SentencePiece model ({reason})") from error

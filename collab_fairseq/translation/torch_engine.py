@@ -9,8 +9,10 @@ import torch
 from fairseq.data import data_utils
 from fairseq.dataclass.configs import GenerationConfig
 
+from fairseq_modern.errors import UserError
+
 from .load import load_model
-from .tokenizer import PathLike, TranslationError
+from .tokenizer import PathLike
 from .translator import Hypothesis, Search
 
 #: file name of the checkpoint in a model folder, fairseq's default
@@ -23,7 +25,7 @@ class TorchEngine:
 
     def __init__(self, folder: PathLike, device: str, precision: str, threads: Optional[int]) -> None:
         if precision not in PRECISIONS:
-            raise TranslationError(f"--precision of torch must be one of {', '.join(PRECISIONS)}; got {precision}")
+            raise UserError(f"--precision of torch must be one of {', '.join(PRECISIONS)}; got {precision}")
         if threads is not None:
             torch.set_num_threads(threads)
         if device == "auto":
@@ -32,7 +34,7 @@ class TorchEngine:
             torch.empty(0, device=device)
         except (RuntimeError, AssertionError) as error:  # AssertionError: torch is built for CPUs only
             reason = str(error).splitlines()[0]
-            raise TranslationError(f"device must be one that torch can use; got {device} ({reason})") from error
+            raise UserError(f"device must be one that torch can use; got {device} ({reason})") from error
         self.trained = load_model(os.path.join(os.fspath(folder), MODEL), folder, device=device)
         self.trained.model.to(PRECISIONS[precision])
         for layer in self.trained.model.decoder.layers:  # type: ignore[union-attr]

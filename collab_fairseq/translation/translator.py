@@ -6,7 +6,9 @@ import math
 import sys
 from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Protocol, Sequence, Tuple
 
-from .tokenizer import Card, PathLike, Tokenizer, TranslationError, read_card
+from fairseq_modern.errors import UserError
+
+from .tokenizer import Card, PathLike, Tokenizer, read_card
 
 #: tokens of a batch, padding included
 MAX_TOKENS = 4000
@@ -42,7 +44,7 @@ class Hypothesis(NamedTuple):
 class Engine(Protocol):
     """Translates tokens. Constructors have the arguments of :func:`collab_fairseq.load`.
 
-    They raise TranslationError for a damaged folder, an unsupported precision or device, or a missing package.
+    They raise UserError for a damaged folder, an unsupported precision or device, or a missing package.
     """
 
     def search(self, sentences: Sequence[Sequence[str]], search: Search) -> List[List[Hypothesis]]:
@@ -87,7 +89,7 @@ class Translator:
             search: fields of :class:`Search`, such as ``beam=4``.
 
         Raises:
-            TranslationError: a sentence is longer than the model's positions, or a search setting is invalid. Nothing
+            UserError: a sentence is longer than the model's positions, or a search setting is invalid. Nothing
                 is translated.
         """
         return [best[0].text for best in self.search(sentences, progress=progress, **{"scores": False, **search})]
@@ -97,16 +99,16 @@ class Translator:
     ) -> List[List[Translation]]:
         """The best translations of every sentence with scores, best first; for the arguments see `translate`."""
         if isinstance(sentences, str):
-            raise TranslationError("sentences must be a list of strings; got one string")
+            raise UserError("sentences must be a list of strings; got one string")
         sentences = list(sentences)
         settings = self._settings(search)
         for number, line in enumerate(sentences, start=1):
             if not isinstance(line, str):
-                raise TranslationError(f"sentence {number} must be a string; got {line!r}")
+                raise UserError(f"sentence {number} must be a string; got {line!r}")
         tokenised = [self._split(line) for line in sentences]
         for number, tokens in enumerate(tokenised, start=1):
             if problem := self._too_long(tokens):
-                raise TranslationError(f"sentence {number}: {problem}")
+                raise UserError(f"sentence {number}: {problem}")
         if progress is None:
             progress = len(tokenised) >= 100 and sys.stderr.isatty()
         from tqdm import tqdm
@@ -140,20 +142,20 @@ class Translator:
         """Checked settings, with translations limited to the positions of the decoder.
 
         Raises:
-            TranslationError: unknown names, or invalid values.
+            UserError: unknown names, or invalid values.
         """
         unknown = options.keys() - set(Search._fields)
         if unknown:
             known = ", ".join(Search._fields)
-            raise TranslationError(f"search settings must be {known}; got {', '.join(sorted(unknown))}")
+            raise UserError(f"search settings must be {known}; got {', '.join(sorted(unknown))}")
         search = Search(**options)  # type: ignore[arg-type]
         if search.beam < 1 or search.max_length < 1 or not 1 <= search.nbest <= search.beam:
-            raise TranslationError(
+            raise UserError(
                 "beam and max_length must be at least 1, and nbest between 1 and beam; "
                 f"got {search.beam}, {search.max_length} and {search.nbest}"
             )
         if not math.isfinite(search.lenpen):
-            raise TranslationError(f"lenpen must be finite; got {search.lenpen}")
+            raise UserError(f"lenpen must be finite; got {search.lenpen}")
         longest = self.card.longest_target
         return search if longest is None else search._replace(max_length=min(search.max_length, longest - 1))
 
@@ -185,10 +187,10 @@ class Translator:
 def open_folder(folder: PathLike, device: str, precision: str, threads: Optional[int] = None) -> Translator:
     """See :func:`collab_fairseq.load`. Imports only the folder's engine, so that CTranslate2 works without torch."""
     if threads is not None and threads < 1:
-        raise TranslationError(f"threads must be at least 1; got {threads}")
+        raise UserError(f"threads must be at least 1; got {threads}")
     card = read_card(folder)
     if card.engine not in _ENGINES:
-        raise TranslationError(f"{folder} must be a folder for {' or '.join(_ENGINES)}; got one for {card.engine}")
+        raise UserError(f"{folder} must be a folder for {' or '.join(_ENGINES)}; got one for {card.engine}")
     engine = getattr(importlib.import_module(f".{card.engine}_engine", __package__), _ENGINES[card.engine])
     return Translator(engine(folder, device, precision, threads), Tokenizer(folder, card), card)
 

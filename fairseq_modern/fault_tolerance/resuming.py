@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 
 from fairseq_modern import fault_tolerance
-from fairseq_modern.errors import CheckpointError, UserError
+from fairseq_modern.errors import UserError
 from fairseq_modern.files import acquire_lock, remove_stale_temp_files
 from fairseq_modern.loading import unpickle, verify_checksums
 from fairseq_modern.patching import wrap
@@ -261,5 +261,5 @@ def patch_trainer(module: ModuleType) -> None:
         if fault_tolerance.is_on() and not module.PathManager.isfile(filename):
             default = os.path.join(self.cfg.checkpoint.save_dir, f"checkpoint_last{self.checkpoint_suffix}.pt")
             if os.path.abspath(filename) != os.path.abspath(default):
-                raise CheckpointError(f"there is no checkpoint {filename} (--restore-file).")
+                raise UserError(f"there is no checkpoint {filename} (--restore-file).")
         return original(self, filename, *args, **options)

@@ -12,7 +12,7 @@ from runner.cli import show_messages
 from runner.options import Parser, positive
 from runner.process import run_logged
 from runner.progress import progress_shown
-from runner.settings import PYTHON, ROOT, RecipeError
+from runner.settings import PYTHON, ROOT
 from runner.summary import summarise
 from runner.sweep import parse_run, run_name
 
@@ -21,6 +21,8 @@ from fairseq_modern import processor
 sys.path.insert(0, str(ROOT / "data_prep"))
 import prepare
 import toy
+
+from fairseq_modern.errors import UserError
 
 ABOUT = """Generate an English-German corpus from a grammar (data_prep/toy_grammar.py) and train three small
 transformers on it in parallel: standard heads at the full key dimension, standard and collaborative heads at a quarter
@@ -67,7 +69,7 @@ def make_corpus(args: argparse.Namespace, data: Path) -> None:
     for part in toy.SIZES:
         command += [f"--{part}", getattr(args, part)]
     if run_logged([*command, "--output", data, "--python", PYTHON]):
-        raise RecipeError("the corpus could not be generated (see above)")
+        raise UserError("the corpus could not be generated (see above)")
 
 
 def train(args: argparse.Namespace, data: Path, folders: List[Path]) -> None:
@@ -87,4 +89,4 @@ def train(args: argparse.Namespace, data: Path, folders: List[Path]) -> None:
             if messages.is_file() and not (folder / "record.json").is_file():
                 lines = messages.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
                 sys.stderr.writelines(lines[-8:])
-        raise RecipeError("not all models are finished (see above); the same command resumes")
+        raise UserError("not all models are finished (see above); the same command resumes")

@@ -15,13 +15,13 @@ from runner.cli import show_messages
 from runner.finetune import build_parser, finetune, open_folder
 from runner.machine import Machine
 from runner.programs import collab
-from runner.settings import RecipeError
 
 from collab_fairseq.cli.options import command, positive
 from collab_fairseq.heads.ablation import TestSet
 from collab_fairseq.heads.record import new_record, settings_of_tests
 from collab_fairseq.records.files import write_text
 from collab_fairseq.translation import load_model
+from fairseq_modern.errors import UserError
 
 logger = logging.getLogger("recipe")
 
@@ -38,7 +38,7 @@ TRAINING += ["--save-interval-updates", "200", "--log-interval", "50"]
 
 def penalties(text: str) -> List[str]:
     if not re.fullmatch(r"none|[\d.]+(,[\d.]+)*", text):
-        raise RecipeError(f"--penalties must be numbers such as 0.01,0.03; got '{text}'")
+        raise UserError(f"--penalties must be numbers such as 0.01,0.03; got '{text}'")
     return [] if text == "none" else text.split(",")
 
 
@@ -58,9 +58,9 @@ def main() -> None:
     add("--device", metavar="NAME", default="auto", help="cpu or gpu (default: gpu if available)")
     args = parser.parse_args()
     if not args.reference:
-        raise RecipeError("--reference is needed (see --help)")
+        raise UserError("--reference is needed (see --help)")
     if args.parses and not Path(args.parses).is_file():
-        raise RecipeError(f"there is no file {args.parses}")
+        raise UserError(f"there is no file {args.parses}")
     show_messages("heads")
     machine = Machine(args.device, gpus=1)
     machine.find_gpus()

@@ -12,9 +12,9 @@ import torch
 from runner.cli import show_messages
 from runner.finetune import build_parser, finetune, open_folder
 from runner.options import number
-from runner.settings import RecipeError
 
 from collab_fairseq.records import pages
+from fairseq_modern.errors import UserError
 
 logger = logging.getLogger("recipe")
 
@@ -37,7 +37,7 @@ def main() -> None:
     study.add_options(parser)
     args = parser.parse_args()
     if {"paper", "authors"} & {*args.methods} and not importlib.util.find_spec("tensorly"):
-        raise RecipeError("TensorLy is not installed: pip install 'collab_fairseq[reparam]'")
+        raise UserError("TensorLy is not installed: pip install 'collab_fairseq[reparam]'")
     show_messages("reparam")
     os.environ["OMP_NUM_THREADS"] = str(args.threads)
     torch.set_num_threads(args.threads)

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import List
 
 from collab_fairseq import checkpoints
-from fairseq_modern.errors import CheckpointError
+from fairseq_modern.errors import UserError
 from fairseq_modern.fault_tolerance.resuming import is_valid, read
 
 from .recipe_run import Average, RecipeRun
-from .settings import RecipeError, SettingsError
+from .settings import SettingsError
 
 logger = logging.getLogger("recipe")
 
@@ -33,8 +33,8 @@ def write_averages(run: RecipeRun, average: Average) -> None:
         logger.info("averaging the last %d checkpoints: %s", each.n, file.name)
         try:
             state, _ = checkpoints.average(inputs(run, each))
-        except CheckpointError as error:
-            raise RecipeError(f"{error}{remedy(run, each)}") from error
+        except UserError as error:
+            raise UserError(f"{error}{remedy(run, each)}") from error
         checkpoints.save(state, file)
 
 
@@ -42,7 +42,7 @@ def inputs(run: RecipeRun, average: Average) -> List[str]:
     """The checkpoints to average, newest first.
 
     Raises:
-        CheckpointError: one is missing.
+        UserError: one is missing.
         SettingsError: --average is larger than the number of checkpoints that the run has kept.
     """
     if average.kind == "epoch":
@@ -56,7 +56,7 @@ def inputs(run: RecipeRun, average: Average) -> List[str]:
                 f"got {average.n}"
             )
         if not candidates:
-            raise CheckpointError(f"{run.checkpoints} lacks the checkpoint of update {update}")
+            raise UserError(f"{run.checkpoints} lacks the checkpoint of update {update}")
         files.append(str(candidates[0]))
     return files
 

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Dict, List
 
 from collab_fairseq.records.files import write_text
+from fairseq_modern.errors import UserError
 from fairseq_modern.files import CHECKSUMS, damaged_files, read_checksums
 
 from .process import run_logged
 from .recipe_run import RecipeRun
-from .settings import PYTHON, ROOT, RecipeError
+from .settings import PYTHON, ROOT
 
 
 def prepare(run: RecipeRun) -> None:
@@ -19,25 +20,23 @@ def prepare(run: RecipeRun) -> None:
         return
     corpus = [run.recipe.source_option, run.corpus] if run.corpus else []
     if run_logged([ROOT / run.recipe.prepare, "--output", run.data, "--python", PYTHON, *corpus]):
-        raise RecipeError("the data could not be prepared (see above)")
+        raise UserError("the data could not be prepared (see above)")
 
 
 def verify(run: RecipeRun) -> None:
     """Compare the data with their checksums. Files that have not changed since the last time are not read again.
 
     Raises:
-        RecipeError: a file is missing or damaged, or there are no checksums.
+        UserError: a file is missing or damaged, or there are no checksums.
     """
     stamps = run.output / "verified.json"
     verified: Dict[str, List[int]] = json.loads(stamps.read_text(encoding="utf-8")) if stamps.is_file() else {}
     try:
         damaged = damaged_files(run.data, verified)
     except FileNotFoundError as error:
-        raise RecipeError(f"{run.data} has no {CHECKSUMS}; {_remedy(run)}") from error
+        raise UserError(f"{run.data} has no {CHECKSUMS}; {_remedy(run)}") from error
     if damaged:
-        raise RecipeError(
-            f"{run.data / damaged[0]} is missing or damaged (it differs from {CHECKSUMS}); {_remedy(run)}"
-        )
+        raise UserError(f"{run.data / damaged[0]} is missing or damaged (it differs from {CHECKSUMS}); {_remedy(run)}")
     write_text(json.dumps(verified, indent=1), stamps)
 
 

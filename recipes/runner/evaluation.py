@@ -13,6 +13,7 @@ from typing import Any, Dict
 from collab_fairseq import checkpoints
 from collab_fairseq.records.files import write_bytes, write_json
 from collab_fairseq.records.training import make_record
+from fairseq_modern.errors import UserError
 from fairseq_modern.files import atomic_write
 
 from . import data
@@ -20,7 +21,7 @@ from .folder import check_settings, kept_settings
 from .process import run_logged
 from .programs import collab, tool
 from .recipe_run import Average, RecipeRun
-from .settings import ROOT, RecipeError, flags, identity
+from .settings import ROOT, flags, identity
 
 logger = logging.getLogger("recipe")
 
@@ -29,7 +30,7 @@ def evaluate(run: RecipeRun) -> None:
     """Translate, score and record each average of a run."""
     main_result = run.average_file(run.final_average())
     if not main_result.exists():
-        raise RecipeError(f"there is no {main_result.name} in {run.output}; average.sh makes it")
+        raise UserError(f"there is no {main_result.name} in {run.output}; average.sh makes it")
     data.verify(run)
     check_decoding(run)
     for average in run.finished_averages():
@@ -81,7 +82,7 @@ def translate(run: RecipeRun, average: Average, split: str, name: str) -> None:
         if run_logged(command, stdout=stdout, stderr=stderr, env=environment):
             lines = errors.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
             sys.stderr.writelines(lines[-5:])
-            raise RecipeError(f"translating {name} failed, see {errors}")
+            raise UserError(f"translating {name} failed, see {errors}")
     errors.unlink()
 
 
@@ -107,7 +108,7 @@ def references(run: RecipeRun, name: str) -> Path:
     if sacrebleu_set and not option and not file.is_file():
         return download_references(name, sacrebleu_set, f"{task.source_lang}-{task.target_lang}")
     if not file.is_file():
-        raise RecipeError(f"there are no references {file}; name a file of raw references with --reference")
+        raise UserError(f"there are no references {file}; name a file of raw references with --reference")
     return file
 
 
@@ -119,7 +120,7 @@ def check_references(record: Path, name: str, reference: Path) -> None:
     digest = checkpoints.sha256(reference)
     if scores and scores["files"][-1]["sha256"] != digest:
         recorded = "{file}, SHA-256 {sha256}".format(**scores["files"][-1])
-        raise RecipeError(
+        raise UserError(
             f"the references of {name} must be those of {record}: {recorded}; got {reference}, SHA-256 {digest}; "
             "for scores with other references, use collab score"
         )
@@ -131,7 +132,7 @@ def download_references(name: str, sacrebleu_set: str, languages: str) -> Path:
     try:
         return Path(get_reference_files(sacrebleu_set, languages)[0])
     except (Exception, SystemExit) as error:
-        raise RecipeError(
+        raise UserError(
             f"the references of {name} could not be downloaded ({error}); on a machine with internet access, run "
             f"'sacrebleu -t {sacrebleu_set} -l {languages} --echo ref > FILE', then give --reference FILE"
         ) from error
@@ -158,7 +159,7 @@ def check_lengths(name: str, scores: Path, prepared: Path, published: bool = Tru
         if expected == "-":
             continue
         if lengths.get(metric) != int(expected):
-            raise RecipeError(
+            raise UserError(
                 f"{name}: the references must have {expected} tokens for {metric}; got {lengths.get(metric)}: they "
                 "differ from those of published results"
             )
@@ -208,7 +209,7 @@ def losses(run: RecipeRun, checkpoint: Path) -> Dict[str, Dict[str, Any]]:
     """Loss on the validation and test sets in float32. A set that the model cannot read is reported and left out."""
     import torch
 
-    from collab_fairseq.translation import TranslationError, load_model
+    from collab_fairseq.translation import load_model
     from collab_fairseq.translation.evaluation import loss, sentence_losses
 
     torch.set_num_threads(run.machine.threads)
@@ -217,7 +218,7 @@ def losses(run: RecipeRun, checkpoint: Path) -> Dict[str, Dict[str, Any]]:
     for split, name in {"valid": "valid", **run.test_sets}.items():
         try:
             results[name] = {**loss(model, split)._asdict(), "sentences": sentence_losses(model, split)}
-        except TranslationError as error:  # for example unknown units; the other results are kept
+        except UserError as error:  # for example unknown units; the other results are kept
             logger.warning("no loss on %s: %s", name, error)
     return results
 
@@ -235,9 +236,8 @@ def export(run: Path, data_bin: Path, model: Path) -> None:
     """Export a run to a folder for `collab translate`, unless the folder exists.
 
     Raises:
-        RecipeError: it exists, but a file in it is missing or damaged.
+        UserError: it exists, but a file in it is missing or damaged.
     """
-    from collab_fairseq.translation import TranslationError
     from collab_fairseq.translation.tokenizer import read_card
     from collab_fairseq.translation.torch_engine import MODEL
 
@@ -249,9 +249,9 @@ def export(run: Path, data_bin: Path, model: Path) -> None:
         read_card(model)
         for name in (MODEL, "README.md", "record.json"):
             if not (model / name).is_file():
-                raise TranslationError(f"{model} has no {name}")
-    except TranslationError as error:
-        raise RecipeError(
+                raise UserError(f"{model} has no {name}")
+    except UserError as error:
+        raise UserError(
             f"{error}; to make the folder again, run: rm -r {shlex.quote(str(model))} and then the same command"
         ) from error
 
@@ -278,6 +278,6 @@ def translate_blind(run: RecipeRun, name: str) -> None:
         stdin.write(gzip.decompress(source.read_bytes()))
         stdin.seek(0)
         if run_logged(command, stdin=stdin, stdout=stdout):
-            raise RecipeError(f"{name} could not be translated (see above)")
+            raise UserError(f"{name} could not be translated (see above)")
         stdout.seek(0)
         write_bytes(gzip.compress(stdout.read(), mtime=0), translations)

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from collab_fairseq import checkpoints
 from collab_fairseq.cli.options import pair, positive
 from collab_fairseq.modules.fairseq_compat import as_transformer_collab, model_config
+from fairseq_modern.errors import UserError
 from fairseq_modern.fault_tolerance.resuming import latest_valid_checkpoint
 
 from . import settings
@@ -20,7 +21,7 @@ from .folder import keep_settings, locked
 from .options import Parser
 from .process import run_logged
 from .programs import tool
-from .settings import ROOT, USER_DIR, RecipeError
+from .settings import ROOT, USER_DIR
 
 #: settings of encoder and decoder that a fine-tuned model takes from its checkpoint
 SIDE_SETTINGS = ("layers", "embed_dim", "ffn_embed_dim", "attention_heads", "normalize_before", "learned_pos")
@@ -60,16 +61,16 @@ def open_folder(args: argparse.Namespace, recipe: str, options: Dict[str, Any]) 
         options: settings that identify the run, in addition to model, name and seed.
     """
     if not (args.model and args.data and args.name):
-        raise RecipeError("--model, --data and --name are required (see --help)")
+        raise UserError("--model, --data and --name are required (see --help)")
     if not re.fullmatch("[A-Za-z0-9_-]+", args.name):
-        raise RecipeError(f"--name must consist of letters, digits, _ and -; got '{args.name}'")
+        raise UserError(f"--name must consist of letters, digits, _ and -; got '{args.name}'")
     if not Path(args.model).is_file():
-        raise RecipeError(f"there is no checkpoint {args.model}")
+        raise UserError(f"there is no checkpoint {args.model}")
     if not Path(args.data).is_dir():
-        raise RecipeError(f"there is no data-bin {args.data}")
+        raise UserError(f"there is no data-bin {args.data}")
     for split, file in args.reference:
         if not Path(file).is_file():
-            raise RecipeError(f"--reference must be SPLIT=FILE with an existing file; got '{split}={file}'")
+            raise UserError(f"--reference must be SPLIT=FILE with an existing file; got '{split}={file}'")
     folder = Path(args.output or ROOT / "runs" / recipe / args.name)
     identity = {"name": args.name, "model": checkpoints.sha256(args.model), "seed": args.seed}
     with locked(folder):
@@ -112,5 +113,5 @@ def finetune(args: argparse.Namespace, checkpoint: Path, folder: Path, updates: 
         with open(f"{folder}.log", "ab") as log:
             status = run_logged(command, stdout=log, stderr=subprocess.STDOUT)
         if status:
-            raise RecipeError(f"training failed, see {folder}.log; the same command resumes it")
+            raise UserError(f"training failed, see {folder}.log; the same command resumes it")
     return folder / "checkpoint_last.pt"

@@ -10,9 +10,8 @@ import yaml
 from omegaconf import OmegaConf
 
 from collab_fairseq.records.files import write_text
+from fairseq_modern.errors import UserError
 from fairseq_modern.files import acquire_lock, remove_stale_temp_files
-
-from .settings import RecipeError
 
 logger = logging.getLogger("recipe")
 
@@ -26,7 +25,7 @@ def check_output(folder: Path) -> None:
     try:
         tempfile.TemporaryFile(dir=existing).close()  # permissions do not show read-only disks and quotas
     except OSError as error:
-        raise RecipeError(f"--output must be a writable folder; got {folder} ({error.strerror})") from error
+        raise UserError(f"--output must be a writable folder; got {folder} ({error.strerror})") from error
 
 
 @contextlib.contextmanager
@@ -34,14 +33,14 @@ def locked(folder: Path) -> Iterator[None]:
     """Lock a folder against other runs, and remove temporary files of killed ones.
 
     Raises:
-        RecipeError: another run is still active there after a minute.
+        UserError: another run is still active there after a minute.
     """
     check_output(folder)
     folder.mkdir(parents=True, exist_ok=True)
     try:
         lock = acquire_lock(str(folder / ".run.lock"), lambda: logger.info("waiting for another run in %s", folder))
     except TimeoutError as error:
-        raise RecipeError(f"another run is active in {folder}; wait until it ends, or give another --output") from error
+        raise UserError(f"another run is active in {folder}; wait until it ends, or give another --output") from error
     try:
         remove_stale_temp_files(str(folder))
         remove_stale_temp_files(str(folder / "hypotheses"))
@@ -54,7 +53,7 @@ def kept_settings(folder: Path) -> Dict[str, Any]:
     """The settings of the run in a folder; empty if there is no run.
 
     Raises:
-        RecipeError: the file is damaged, or missing although there are results.
+        UserError: the file is damaged, or missing although there are results.
     """
     file = folder / "settings.yaml"
     if file.exists():
@@ -69,7 +68,7 @@ def kept_settings(folder: Path) -> Dict[str, Any]:
         if not results:
             return {}
         state = f"missing next to {results[0].relative_to(folder)}"
-    raise RecipeError(
+    raise UserError(
         f"{file} is {state}, so the settings of this run are unknown; restore the file, "
         f"or start again: mv {folder} {folder}.damaged"
     )
@@ -79,7 +78,7 @@ def keep_settings(folder: Path, settings: Dict[str, Any]) -> None:
     """Write the settings that identify a run. A run that is already in the folder must have the same settings.
 
     Raises:
-        RecipeError: it has other settings, which the message lists.
+        UserError: it has other settings, which the message lists.
     """
     existing = kept_settings(folder)
     if existing:
@@ -93,7 +92,7 @@ def check_settings(folder: Path, existing: Dict[str, Any], settings: Dict[str, A
     """Check that the `existing` settings of the run in a folder are the requested ones.
 
     Raises:
-        RecipeError: lists those that differ.
+        UserError: lists those that differ.
     """
     requested = yaml.safe_load(_yaml(settings))
     differences = [
@@ -103,7 +102,7 @@ def check_settings(folder: Path, existing: Dict[str, Any], settings: Dict[str, A
     ]
     if differences:
         listed = ", ".join(differences)
-        raise RecipeError(
+        raise UserError(
             f"{folder} has a run with different settings: {listed}; use its settings, or give another --output"
         )
 

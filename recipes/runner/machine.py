@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import List, NamedTuple, Optional
 
 from fairseq_modern import processor
+from fairseq_modern.errors import UserError
 
-from .settings import PYTHON, RecipeError, SettingsError
+from .settings import PYTHON, SettingsError
 
 logger = logging.getLogger("recipe")
 
@@ -114,10 +115,10 @@ class Machine:
         if self.dry_run and not number and self.gpus:
             number, self.capability = self.gpus, None
         if not number:
-            raise RecipeError("--device gpu: torch sees no GPU here (see collab doctor)")
+            raise UserError("--device gpu: torch sees no GPU here (see collab doctor)")
         self.gpus = self.gpus or number
         if self.gpus > number:
-            raise RecipeError(f"--gpus must be at most {number} on this machine; got {self.gpus}")
+            raise UserError(f"--gpus must be at most {number} on this machine; got {self.gpus}")
 
     def choose_precision(self) -> None:
         """Set precision to fp16, bf16 or fp32."""
@@ -129,7 +130,7 @@ class Machine:
         # bf16 has the range of fp32 and needs no loss scale; GPUs support it from compute capability 8.0 (A100) on
         capability = self.capability
         if self.precision == "bf16" and capability is not None and capability < 80:
-            raise RecipeError(
+            raise UserError(
                 f"--precision bf16 needs a GPU of compute capability 8.0 or later; got {capability / 10}; use fp16"
             )
         if self.precision != "auto":
@@ -137,15 +138,15 @@ class Machine:
         if self.gpu_precision:
             return self.gpu_precision
         if capability is None:
-            raise RecipeError("--precision must be fp16, bf16 or fp32 on a machine without a GPU; got 'auto'")
+            raise UserError("--precision must be fp16, bf16 or fp32 on a machine without a GPU; got 'auto'")
         return "bf16" if capability >= 80 else "fp16"
 
     def _cpu_precision(self) -> str:
         bf16 = processor.bfloat16_units()
         if self.precision == "fp16":
-            raise RecipeError("--precision fp16 needs a GPU; a CPU trains in fp32 or bf16")
+            raise UserError("--precision fp16 needs a GPU; a CPU trains in fp32 or bf16")
         if self.precision == "bf16" and not bf16:
-            raise RecipeError("--precision bf16 needs a CPU with native bf16 support; give --precision fp32 or omit it")
+            raise UserError("--precision bf16 needs a CPU with native bf16 support; give --precision fp32 or omit it")
         if self.precision != "auto":
             return self.precision
         return self.cpu_precision if bf16 else "fp32"
@@ -172,7 +173,7 @@ class Machine:
             self.max_tokens = next((share for share in shares if share <= limit), 0)
         if not self.max_tokens:
             possible = [n for n in range(1, 65) if any(share <= limit for share in equal_shares(batch, n, least))]
-            raise RecipeError(
+            raise UserError(
                 f"{batch} tokens per update cannot be divided evenly among {self.processes} processes with at least "
                 f"{least} each (the longest sentence); possible numbers: {', '.join(map(str, possible))}"
             )

@@ -6,15 +6,16 @@ import sysconfig
 from typing import Any
 
 from collab_fairseq.cli.main import build_parser
+from fairseq_modern.errors import UserError
 
-from .settings import PYTHON, RecipeError
+from .settings import PYTHON
 
 
 def tool(name: str) -> str:
     """The path of a console script of this Python environment."""
     path = os.path.join(sysconfig.get_path("scripts"), name)
     if not os.access(path, os.X_OK):
-        raise RecipeError(
+        raise UserError(
             f"'{PYTHON}' has no {name} ({path} is missing); install the project first (README.md) or name "
             "another --python"
         )
@@ -28,4 +29,4 @@ def collab(*words: Any) -> None:
     args.command_line = shlex.join(["collab", *argv])  # for records
     status = args.run(args)
     if status:
-        raise RecipeError(f"collab {words[0]} failed with exit status {status}")
+        raise UserError(f"collab {words[0]} failed with exit status {status}")

@@ -6,9 +6,11 @@ from typing import Dict, List, NamedTuple, Optional
 
 from omegaconf import DictConfig
 
+from fairseq_modern.errors import UserError
+
 from .folder import kept_settings
 from .machine import Machine
-from .settings import RecipeError, stage_ends, test_sets
+from .settings import stage_ends, test_sets
 
 
 class Average(NamedTuple):
@@ -107,7 +109,7 @@ class RecipeRun:
         """
         existing = kept_settings(self.output)
         if not existing:
-            raise RecipeError(
+            raise UserError(
                 f"there is no run in {self.output}; train.sh makes it, and the same options select the same run"
             )
         self.name, self.cfg.common.seed = existing["name"], existing["common.seed"]

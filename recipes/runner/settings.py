@@ -33,11 +33,7 @@ NOT_IDENTIFYING = {
 }
 
 
-class RecipeError(UserError):
-    """A recipe cannot do what was requested. One sentence states the reason and the remedy."""
-
-
-class SettingsError(RecipeError):
+class SettingsError(UserError):
     """A wrong setting or command line."""
 
     exit_status = 2

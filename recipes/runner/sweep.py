@@ -17,6 +17,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional
 from omegaconf import DictConfig
 
 from collab_fairseq.records.rows import load_run
+from fairseq_modern.errors import UserError
 from fairseq_modern.files import CHECKSUMS
 
 from .data import fingerprint
@@ -25,7 +26,7 @@ from .machine import find_gpus
 from .overrides import shell_words
 from .process import STOPPED, forward_signals, run_logged, send, start
 from .programs import collab
-from .settings import ROOT, RecipeError, SettingsError, identity
+from .settings import ROOT, SettingsError, identity
 
 logger = logging.getLogger("recipe")
 Processes = Dict[str, "subprocess.Popen[Any]"]
@@ -74,14 +75,14 @@ def sweep(
     elif args.submit is not None:
         for name, command in unfinished.items():
             if run_logged(command):
-                raise RecipeError(f"{name} could not be submitted (see above)")
+                raise UserError(f"{name} could not be submitted (see above)")
     else:
         check_output(output)
         failed = make(unfinished, output, args.jobs or 1, cfg.recipe.gpus or 0)
         if len(failed) < len(runs):
             write_tables(output, runs)
         if failed:
-            raise RecipeError(f"not finished: {', '.join(failed)}; the same command resumes")
+            raise UserError(f"not finished: {', '.join(failed)}; the same command resumes")
 
 
 def check_existing(folder: Path, settings: Dict[str, Any], data: Path) -> None:
@@ -92,7 +93,7 @@ def check_existing(folder: Path, settings: Dict[str, Any], data: Path) -> None:
         data: the prepared corpus; not checked if it is not on this machine.
 
     Raises:
-        RecipeError: the run has other settings.
+        UserError: the run has other settings.
     """
     if (folder / "settings.yaml").is_file():
         existing = kept_settings(folder)
@@ -205,7 +206,7 @@ def write_tables(output: Path, names: Iterable[str]) -> None:
     folders = [output / name for name in names]
     records = [folder / "record.json" for folder in folders if (folder / "record.json").is_file()]
     if not records:
-        raise RecipeError(f"none of these runs is finished in {output}: there is nothing for a table")
+        raise UserError(f"none of these runs is finished in {output}: there is nothing for a table")
     baseline: List[str] = []
     if records[0].parent == folders[0] and len(records) > 1:
         baseline = ["--baseline", load_run(records[0])["name"]]

@@ -6,6 +6,7 @@ import shutil
 from typing import List
 
 from collab_fairseq.records import environment
+from fairseq_modern.errors import UserError
 from fairseq_modern.fault_tolerance.resuming import latest_valid_checkpoint
 
 from .averaging import write_averages
@@ -13,7 +14,7 @@ from .machine import SET_BY_MACHINE
 from .process import run_logged
 from .programs import tool
 from .recipe_run import Average, RecipeRun
-from .settings import ROOT, TRAINING_SECTIONS, RecipeError, flags
+from .settings import ROOT, TRAINING_SECTIONS, flags
 
 logger = logging.getLogger("recipe")
 
@@ -46,7 +47,7 @@ def train_stage(run: RecipeRun, average: Average, step: str) -> None:
         machine = {**environment.hardware(), "threads": run.machine.threads}
         about = {"precision": run.machine.precision, "hardware": machine}
         if run_logged(command(run, average), log, usage, about, run.machine.stop_signal()):
-            raise RecipeError(f"training failed, see {log}; correct the cause, then resume with the same command")
+            raise UserError(f"training failed, see {log}; correct the cause, then resume with the same command")
     if average.stage:  # the record of a stage describes its own part of the training run
         for file in (log, usage):
             shutil.copy(file, run.output / file.name.replace("train", f"train{average.stage_suffix}", 1))
@@ -61,7 +62,7 @@ def train_as_other_node(run: RecipeRun) -> None:
             continue
         log = run.output / f"train.node{run.machine.node_rank}.log"
         if run_logged(command(run, average), log):
-            raise RecipeError(f"training failed on this node, see {log}")
+            raise UserError(f"training failed on this node, see {log}")
 
 
 def command(run: RecipeRun, average: Average) -> List[str]:

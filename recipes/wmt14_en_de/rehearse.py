@@ -18,9 +18,10 @@ from typing import Any, List
 from runner.cli import show_messages
 from runner.options import Parser
 from runner.process import run_logged, start
-from runner.settings import PYTHON, ROOT, RecipeError
+from runner.settings import PYTHON, ROOT
 
 from collab_fairseq.cli.options import positive
+from fairseq_modern.errors import UserError
 
 HERE = ROOT / "recipes" / "wmt14_en_de"
 NAME = "recipes/wmt14_en_de/rehearse.sh"
@@ -45,7 +46,7 @@ def parse() -> argparse.Namespace:
     add("--by-hand", action="store_true", help=text + f'eval "$({NAME} --by-hand)"')
     args = parser.parse_args()
     if args.updates < 10:
-        raise RecipeError(f"--updates must be at least 10, one per checkpoint; got {args.updates}")
+        raise UserError(f"--updates must be at least 10, one per checkpoint; got {args.updates}")
     return args
 
 
@@ -114,7 +115,7 @@ def train_and_kill(folder: Path, options: List[Any], updates: int) -> None:
         while not list((folder / "checkpoints").glob(f"checkpoint_*_{updates}.pt")):
             if training.poll() is not None:
                 sys.stderr.write(log.read_text(encoding="utf-8", errors="replace")[-2000:])
-                raise RecipeError("the training run ended too early (see above)")
+                raise UserError("the training run ended too early (see above)")
             time.sleep(0.1)
     finally:
         training.kill()

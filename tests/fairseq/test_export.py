@@ -17,7 +17,6 @@ from collab_fairseq.export.standard_heads import as_standard, standard_layers
 from collab_fairseq.heads.removal import remove_heads
 from collab_fairseq.modules.heads import parse_heads
 from collab_fairseq.modules.sites import attention_layers, swapped
-from collab_fairseq.translation import TranslationError
 from fairseq_modern.errors import UserError
 from tests.fairseq.models import batch, logits
 from tests.fairseq.serving_cases import SOURCES, write_checkpoint
@@ -192,7 +191,7 @@ def test_precision_of_ctranslate2(read, tmp_path):
     assert sizes["int8"] < 0.8 * sizes["float32"]
     gaps = [abs(a[0].score - b[0].score) for a, b in zip(*translations.values(), strict=True)]
     assert 0 < max(gaps) < 0.2
-    with pytest.raises(TranslationError, match="int4"):
+    with pytest.raises(UserError, match="int4"):
         collab_fairseq.load(tmp_path / "int8", precision="int4")
 
 
@@ -203,7 +202,7 @@ def test_ctranslate2_folder_needs_no_torch(read, tmp_path, monkeypatch):
     code = f"import collab_fairseq, sys; {translate_one}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
-    with pytest.raises(TranslationError, match=r"pip install 'collab_fairseq\[serve\]'"):
+    with pytest.raises(UserError, match=r"pip install 'collab_fairseq\[serve\]'"):
         collab_fairseq.load(folder)
 
 
@@ -257,5 +256,5 @@ def test_tokenizers_lowercase_and_split_like_moses_and_bpe(tmp_path):
     assert '`FSMTTokenizer` normalises punctuation (“ becomes ")' in readme
     quoted, normalised = ([*map(dictionary.index, tokenizer.split(f"{q}red{q}")), 2] for q in ("“", '"'))
     assert theirs("“red“").input_ids == theirs('"red"').input_ids == normalised != quoted
-    with pytest.raises(TranslationError, match="export the checkpoint or model folder it was made from"):
+    with pytest.raises(UserError, match="export the checkpoint or model folder it was made from"):
         read_source(tmp_path / "huggingface")

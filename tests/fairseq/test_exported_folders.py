@@ -15,7 +15,7 @@ import torch
 import collab_fairseq
 from collab_fairseq.export import write
 from collab_fairseq.export.source import output_folder, read_source
-from collab_fairseq.translation import TranslationError, add_text, load_model, translate
+from collab_fairseq.translation import add_text, load_model, translate
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import new_folder, remove_stale_temp_files
 from tests.common import ROOT, collab, run
@@ -36,7 +36,7 @@ def folders(models, tmp_path_factory):
 
 
 def check_rejected(folder, match):
-    with pytest.raises(TranslationError, match=match) as caught:
+    with pytest.raises(UserError, match=match) as caught:
         collab_fairseq.load(folder).translate(SOURCES[:1], beam=2, max_length=8)
     assert len(str(caught.value).splitlines()) == 1
 
@@ -113,7 +113,7 @@ def test_rejects_damaged_ctranslate2_folder_without_checksums(name, folders, tmp
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:x"])
 def test_rejects_unknown_device_of_ctranslate2(device, folders):
-    with pytest.raises(TranslationError, match=f"^device must be auto, cpu, cuda or cuda:N; got {device}$"):
+    with pytest.raises(UserError, match=f"^device must be auto, cpu, cuda or cuda:N; got {device}$"):
         collab_fairseq.load(folders / "ctranslate2", device=device)
 
 

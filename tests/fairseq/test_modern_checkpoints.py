@@ -20,7 +20,7 @@ from fairseq.tasks.translation import TranslationTask
 from fairseq.trainer import Trainer
 
 from collab_fairseq import checkpoints
-from fairseq_modern.errors import CheckpointError
+from fairseq_modern.errors import UserError
 from fairseq_modern.files import atomic_write, remove_stale_temp_files
 from tests.common import TINY_MODEL, TINY_TRAINING, run
 from tests.fairseq.forked import check_killed, flip_a_bit, kill
@@ -48,7 +48,7 @@ def test_loading_never_runs_code(tmp_path, monkeypatch, place, archive):
     trace.unlink()
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     for load in (checkpoint_utils.load_checkpoint_to_cpu, checkpoint_utils.load_ema_from_checkpoint, checkpoints.load):
-        with pytest.raises(CheckpointError, match=r"hostile.pt was not loaded: .* a call of \w+.system") as caught:
+        with pytest.raises(UserError, match=r"hostile.pt was not loaded: .* a call of \w+.system") as caught:
             load(str(file))
         # torch's advice to load unsafely is not repeated
         assert "weights_only" not in "".join(traceback.format_exception(caught.value))
@@ -71,7 +71,7 @@ def test_detects_a_flipped_bit_if_the_file_has_checksums(tmp_path, has_checksums
         return
     with open(path, "rb") as file:
         for source in (path, str(path), file):
-            with pytest.raises(CheckpointError, match=r"flipped.pt was not loaded: .* does not match its checksum"):
+            with pytest.raises(UserError, match=r"flipped.pt was not loaded: .* does not match its checksum"):
                 load(source)
 
 
@@ -89,7 +89,7 @@ def test_expressions_in_settings_are_never_evaluated(tmp_path, monkeypatch, expr
         state["cfg"]["dataset"]["data"] = [expression] if place == "list" else expression
     torch.save(state, tmp_path / "hostile.pt")
     for load in (checkpoint_utils.load_checkpoint_to_cpu, checkpoints.load):
-        with pytest.raises(CheckpointError, match=r"hostile\.pt: .*data must be a value or .* got '") as caught:
+        with pytest.raises(UserError, match=r"hostile\.pt: .*data must be a value or .* got '") as caught:
             load(str(tmp_path / "hostile.pt"))
         assert "value-of" not in "".join(traceback.format_exception(caught.value))
 
@@ -115,7 +115,7 @@ ENDLESS["same"] = ENDLESS
 )
 def test_rejects_lists_and_circular_settings(tmp_path, content, message):
     torch.save(content, tmp_path / "odd.pt")
-    with pytest.raises(CheckpointError, match=rf"odd\.pt: .* {message}"):
+    with pytest.raises(UserError, match=rf"odd\.pt: .* {message}"):
         checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "odd.pt"))
 
 
@@ -164,7 +164,7 @@ def test_dictionaries_in_the_state_of_a_task_are_loaded(tmp_path):
     assert type(read) is Dictionary
     assert vars(read) == vars(dictionary)
     for name, message in {"hostile": r"system", "unknown": "Symbols"}.items():
-        with pytest.raises(CheckpointError, match=rf"{name}.pt was not loaded: .* a call of \S*{message}"):
+        with pytest.raises(UserError, match=rf"{name}.pt was not loaded: .* a call of \S*{message}"):
             checkpoint_utils.torch.load(tmp_path / f"{name}.pt")
     assert not (tmp_path / "executed").exists()
 
@@ -204,7 +204,7 @@ def test_the_optimizer_state_of_unpatched_fairseq_is_an_error_that_advises_a_res
 
     trainer = tiny_trainer(built)
     assert len(saved) == len(built) + 8
-    with pytest.raises(CheckpointError, match=r"written by fairseq without fairseq_modern: .* give --reset-optimizer"):
+    with pytest.raises(UserError, match=r"written by fairseq without fairseq_modern: .* give --reset-optimizer"):
         trainer.load_checkpoint(path)
     assert trainer.load_checkpoint(path, reset_optimizer=True)["train_iterator"] == position
     trainer.consolidate_optimizer()

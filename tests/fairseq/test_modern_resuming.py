@@ -19,7 +19,7 @@ from fairseq.checkpoint_utils import PathManager
 from fairseq.tasks.translation import TranslationConfig
 
 from fairseq_modern import fault_tolerance
-from fairseq_modern.errors import CheckpointError, UserError
+from fairseq_modern.errors import UserError
 from fairseq_modern.fault_tolerance import position, resuming
 from fairseq_modern.files import remove_stale_temp_files
 from tests.fairseq import forked
@@ -131,7 +131,7 @@ def test_rejects_a_missing_restore_file_if_fault_tolerance_is_on(tmp_path, monke
     there = str(write_checkpoint(tmp_path / "checkpoint1.pt", 10))
     monkeypatch.setattr(fault_tolerance, "is_on", lambda: True)
     for missing in (typo, str(tmp_path / "elsewhere" / "checkpoint_last.pt")):
-        with pytest.raises(CheckpointError, match=f"there is no checkpoint {missing}"):
+        with pytest.raises(UserError, match=f"there is no checkpoint {missing}"):
             trainer.load_checkpoint(missing)
     trainer.load_checkpoint(there)
     trainer.load_checkpoint(default)  # a new run

@@ -15,9 +15,9 @@ from collab_fairseq import checkpoints
 from collab_fairseq.cli import main
 from collab_fairseq.export import folder as model_folder
 from collab_fairseq.export.source import read_source
-from collab_fairseq.translation import TranslationError
 from collab_fairseq.translation.tokenizer import Card, Tokenizer
 from collab_fairseq.translation.translator import batches
+from fairseq_modern.errors import UserError
 from fairseq_modern.files import sha256
 from tests.common import collab, content
 from tests.fairseq.serving_cases import SOURCES, write_data
@@ -160,7 +160,7 @@ def test_failed_export_leaves_nothing(models, tmp_path):
 
 def test_rejects_file_without_bpe_codes(tmp_path):
     (tmp_path / "bpecodes").write_text("one two three\n")
-    with pytest.raises(TranslationError, match="bpecodes"):
+    with pytest.raises(UserError, match="bpecodes"):
         Tokenizer(tmp_path, Card("torch", "en", "de", "subword_nmt", moses=False, lowercase=False, longest=9))
 
 
@@ -188,7 +188,7 @@ def test_card_cannot_name_files_outside_its_folder(exported, setting, value, mat
     (folder / "translation.json").write_text(json.dumps({**card, setting: value}))
     before = content(tmp_path)
     for read in (collab_fairseq.load, read_source):
-        with pytest.raises(TranslationError, match=match):
+        with pytest.raises(UserError, match=match):
             read(folder)
     collab("translate", folder, tmp_path / "text", status=1)
     for command in ("export --to ctranslate2", "reparam --key-dim 4", "heads prune --remove E:1:1", "average --inputs"):
@@ -205,7 +205,7 @@ def test_checkpoint_cannot_name_files_outside_its_folder(exported, models, tmp_p
     card["files"]["model.pt"] = sha256(folder / "model.pt")
     (folder / "translation.json").write_text(json.dumps(card))
     for path in (folder, folder / "model.pt"):
-        with pytest.raises(TranslationError, match=r"language must be .*/\.\./"):
+        with pytest.raises(UserError, match=r"language must be .*/\.\./"):
             read_source(path)
 
 
@@ -234,11 +234,11 @@ def test_export_reads_but_never_writes_through_links(exported, translator, tmp_p
     ],
 )
 def test_rejects_impossible_requests(translator, lines, search, match):
-    with pytest.raises(TranslationError, match=match):
+    with pytest.raises(UserError, match=match):
         translator.translate(lines, **search)
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:99"])
 def test_rejects_unusable_device(exported, device):
-    with pytest.raises(TranslationError, match=f"^device must be one that torch can use; got {device} "):
+    with pytest.raises(UserError, match=f"^device must be one that torch can use; got {device} "):
         collab_fairseq.load(exported, device=device)

@@ -14,10 +14,11 @@ from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.scoring.generate_log import read_translations
 from collab_fairseq.scoring.references import score_raw
 from collab_fairseq.scoring.sufficient_statistics import load
-from collab_fairseq.translation import TranslationError, add_text, evaluate, load_model, loss, score, translate
+from collab_fairseq.translation import add_text, evaluate, load_model, loss, score, translate
 from collab_fairseq.translation.evaluation import sentence_losses
 from collab_fairseq.translation.load import model_from_state
 from collab_fairseq.translation.text import dataset
+from fairseq_modern.errors import UserError
 from tests.common import ROOT, run
 from tests.fairseq.models import same_model
 
@@ -143,7 +144,7 @@ def test_import_order_does_not_matter(order, trained, tiny_data, tmp_path):
 
 
 def test_rejects_unsuitable_models_and_data(trained, checkpoint, tiny_data, tmp_path):
-    with pytest.raises(TranslationError, match=r"no split 'dev'"):
+    with pytest.raises(UserError, match=r"no split 'dev'"):
         loss(trained, "dev")
     state = {**checkpoints.load(checkpoint), "last_optimizer_state": None}
     lstm, language_model = copy.deepcopy(state), copy.deepcopy(state)
@@ -151,12 +152,12 @@ def test_rejects_unsuitable_models_and_data(trained, checkpoint, tiny_data, tmp_
     language_model["cfg"]["task"]["_name"] = "language_modeling"
     lacking = {**state, "model": {k: v for k, v in state["model"].items() if not k.endswith("fc1.bias")}}
     for wrong, match in ((lstm, "lstm"), (language_model, "language_modeling"), (lacking, r"fc1\.bias")):
-        with pytest.raises((ConfigurationError, TranslationError), match=match):
+        with pytest.raises((ConfigurationError, UserError), match=match):
             model_from_state(wrong, "model.pt", tiny_data)
     smaller = shutil.copytree(tiny_data, tmp_path / "smaller")
     for file in smaller.glob("dict.*"):
         file.write_bytes(file.read_bytes().split(b"\n", 1)[1])
-    with pytest.raises(TranslationError, match="the data of another model"):
+    with pytest.raises(UserError, match="the data of another model"):
         load_model(checkpoint, smaller)
 
 
@@ -176,17 +177,17 @@ def test_rejects_text_in_other_units(checkpoint, tiny_data, tmp_path, caplog):
     known, unknown = ["the red dog sees the old cat ."] * 3, ["Der Hund. Die Katze. Das Haus. Ein Baum"] * 3
     add_text(trained, "few", known, known)
     assert "few: 12.5 % of the source tokens are unknown to the model" in caplog.text  # the full stop
-    with pytest.raises(TranslationError, match="other: 100% of the target tokens are not among the model's words"):
+    with pytest.raises(UserError, match="other: 100% of the target tokens are not among the model's words"):
         add_text(trained, "other", known, unknown)
     assert "other" not in trained.task.datasets
     # a dictionary of subwords has a lower limit
     trained.task.source_dictionary.symbols[10:12] = ["▁the", "▁a"]
-    with pytest.raises(TranslationError, match=r"subwords: 1[24]% of the source tokens"):
+    with pytest.raises(UserError, match=r"subwords: 1[24]% of the source tokens"):
         add_text(trained, "subwords", known)
     # splits of a data-bin
     data = shutil.copytree(tiny_data, tmp_path / "data")
     tokens = data / "valid.src-tgt.src.bin"
     unknown_token = trained.task.source_dictionary.unk().to_bytes(2, "little")
     tokens.write_bytes(unknown_token * (tokens.stat().st_size // 2))
-    with pytest.raises(TranslationError, match="valid: 100% of the source tokens are not among the model's words"):
+    with pytest.raises(UserError, match="valid: 100% of the source tokens are not among the model's words"):
         loss(load_model(checkpoint, data), "valid")

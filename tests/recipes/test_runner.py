@@ -11,9 +11,9 @@ from runner import machine, sweep
 from runner.folder import keep_settings, kept_settings, locked
 from runner.machine import Gpus, Machine
 from runner.process import run_logged
-from runner.settings import RecipeError
 
 from fairseq_modern import files, processor
+from fairseq_modern.errors import UserError
 from tests.common import ROOT
 from tests.fairseq import forked
 
@@ -60,7 +60,7 @@ def test_batch_size_is_kept_and_precision_fits_the_gpus(plan, gpus, options, exp
 
 @pytest.mark.parametrize("processes", [6, 32])
 def test_rejects_numbers_of_gpus_that_cannot_yield_the_batch(plan, processes):
-    with pytest.raises(RecipeError) as error:
+    with pytest.raises(UserError) as error:
         plan(processes, 80)
     possible = re.search(r"possible numbers: ([\d, ]+)", str(error.value))[1].split(", ")
     # reference: try every pair of share and update frequency
@@ -79,7 +79,7 @@ def test_rejects_numbers_of_gpus_that_cannot_yield_the_batch(plan, processes):
     ],
 )
 def test_rejects_options_that_the_machine_does_not_support(plan, gpus, options, message):
-    with pytest.raises(RecipeError, match=re.escape(message)):
+    with pytest.raises(UserError, match=re.escape(message)):
         plan(*gpus, **options)
 
 
@@ -91,7 +91,7 @@ def test_cpu_trains_in_bf16_only_with_native_support(plan, units, amp, monkeypat
     if amp:
         assert plan(0, precision="bf16").training_flags()[-1] == "--amp"
     else:
-        with pytest.raises(RecipeError, match="give --precision fp32"):
+        with pytest.raises(UserError, match="give --precision fp32"):
             plan(0, precision="bf16")
 
 
@@ -102,7 +102,7 @@ def test_results_without_readable_settings_are_not_taken_for_a_new_run(content, 
     (tmp_path / "checkpoints" / "checkpoint_1_10.pt").touch()
     if content is not None:
         (tmp_path / "settings.yaml").write_bytes(content)
-    with pytest.raises(RecipeError, match=r"settings.yaml is (damaged or empty|missing next to checkpoints/).*: mv "):
+    with pytest.raises(UserError, match=r"settings.yaml is (damaged or empty|missing next to checkpoints/).*: mv "):
         keep_settings(tmp_path, {"common.seed": 1})
 
 
@@ -118,7 +118,7 @@ def test_one_run_at_a_time_uses_a_folder(tmp_path, monkeypatch):
     stale.touch()
     with locked(tmp_path):
         assert not stale.exists()
-        with pytest.raises(RecipeError, match="another run is active in"), locked(tmp_path):
+        with pytest.raises(UserError, match="another run is active in"), locked(tmp_path):
             pass
     with locked(tmp_path):
         pass

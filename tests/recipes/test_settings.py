@@ -12,9 +12,9 @@ from omegaconf import OmegaConf
 from runner import cli, settings
 from runner.evaluation import export
 from runner.folder import keep_settings
-from runner.settings import RecipeError
 
 from collab_fairseq.cli.main import guarded
+from fairseq_modern.errors import UserError
 from tests.common import ROOT, rejected, run
 
 RECIPES = ROOT / "recipes"
@@ -294,5 +294,5 @@ def test_incomplete_model_folder_is_not_taken_for_finished(name, tmp_path):
     model = shutil.copytree(ROOT / "results" / "models" / "curve-collaborative-64", tmp_path / "model")
     export(tmp_path, tmp_path, model)  # control: nothing is missing
     (model / name).unlink()
-    with pytest.raises(RecipeError, match=f"{name}.*; to make the folder again, run: rm -r {model} and then the same"):
+    with pytest.raises(UserError, match=f"{name}.*; to make the folder again, run: rm -r {model} and then the same"):
         export(tmp_path, tmp_path, model)

@@ -82,7 +82,7 @@ def unpack_texts(source, path=None, limit=None):
 
 
 def unpack_error(source, path=None):
-    with pytest.raises(archives.CorpusError) as error:
+    with pytest.raises(archives.UserError) as error:
         unpack_texts(source, path)
     assert "\n" not in str(error.value)
     return str(error.value)

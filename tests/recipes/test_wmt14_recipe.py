@@ -10,10 +10,10 @@ import subprocess
 import pytest
 from runner import evaluation
 from runner.machine import START_ON_NODE
-from runner.settings import RecipeError
 
 from collab_fairseq import checkpoints
 from collab_fairseq.records.rows import load_run
+from fairseq_modern.errors import UserError
 from tests.common import ROOT, run
 from tests.fairseq import forked
 
@@ -30,7 +30,7 @@ def test_reference_lengths_identify_the_published_test_set(tmp_path, capsys, cap
 
     check(62688, ROOT / "data_prep" / "wmt16_en_de.tsv")
     assert capsys.readouterr().out.count("as in published results") == 2
-    with pytest.raises(RecipeError, match="must have 62688 tokens for sacreBLEU; got 62689"):
+    with pytest.raises(UserError, match="must have 62688 tokens for sacreBLEU; got 62689"):
         check(62689, ROOT / "data_prep" / "wmt16_en_de.tsv")
     caplog.set_level("INFO", "recipe")
     check(62689, tmp_path / "nothing.tsv")

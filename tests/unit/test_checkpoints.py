@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from collab_fairseq import checkpoints
-from collab_fairseq.checkpoints import CheckpointError
+from fairseq_modern.errors import UserError
 
 MODEL = {"a": torch.arange(12.0), "b": torch.ones(3)}
 
@@ -31,7 +31,7 @@ def test_rejects_truncated_checkpoint_in_one_line(tmp_path, share):
     content = write(tmp_path / "complete.pt", MODEL).read_bytes()
     path = tmp_path / "cut.pt"
     path.write_bytes(content[: int(len(content) * share)])
-    with pytest.raises(CheckpointError, match=r"cut\.pt was not loaded") as caught:
+    with pytest.raises(UserError, match=r"cut\.pt was not loaded") as caught:
         checkpoints.load(path)
     assert "\n" not in str(caught.value)
 
@@ -40,7 +40,7 @@ def test_rejects_truncated_checkpoint_in_one_line(tmp_path, share):
     ("path", "message"), [("absent.pt", "no checkpoint"), (".", "directory"), ("/dev/zero", "zero")]
 )
 def test_rejects_paths_that_are_not_regular_files(tmp_path, path, message):
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(UserError, match=message):
         checkpoints.load(tmp_path / path)
 
 
@@ -60,7 +60,7 @@ def test_rejects_paths_that_are_not_regular_files(tmp_path, path, message):
 )
 def test_rejects_checkpoints_with_invalid_parts(tmp_path, part, message):
     path = write(tmp_path / "odd.pt", **{"model": MODEL, **part})
-    with pytest.raises(CheckpointError, match=rf"odd\.pt.* {message}"):
+    with pytest.raises(UserError, match=rf"odd\.pt.* {message}"):
         checkpoints.average([path])
 
 
@@ -77,7 +77,7 @@ def test_failed_save_keeps_the_previous_file(tmp_path, monkeypatch, failing):
 
     with monkeypatch.context() as patch:
         patch.setattr(failing, fail)
-        with pytest.raises(CheckpointError, match=r"saved\.pt could not be written \(No space left on device\)"):
+        with pytest.raises(UserError, match=r"saved\.pt could not be written \(No space left on device\)"):
             checkpoints.save({"model": {"a": torch.ones(9)}}, path)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["saved.pt"]
@@ -152,7 +152,7 @@ def test_average_keeps_the_newest_state_and_records_its_inputs(tmp_path, caplog)
 def test_average_rejects_different_parameters(tmp_path, sizes, message):
     one = write(tmp_path / "one.pt", {"a": torch.ones(2), "b": torch.ones(2)})
     other = write(tmp_path / "other.pt", {name: torch.ones(size) for name, size in sizes.items()})
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(UserError, match=message):
         checkpoints.average([one, other])
 
 
@@ -166,7 +166,7 @@ def test_average_rejects_settings_that_change_the_function(tmp_path, name, defau
         write(tmp_path / f"{file}.pt", {"a": torch.ones(2)}, cfg={"model": model}) for file, model in settings.items()
     )
     checkpoints.average([without, one])
-    with pytest.raises(CheckpointError, match=rf"{name} is .* in .*other\.pt, but .*default\.pt: they are different"):
+    with pytest.raises(UserError, match=rf"{name} is .* in .*other\.pt, but .*default\.pt: they are different"):
         checkpoints.average([one, other])
 
 
@@ -199,7 +199,7 @@ def test_selects_the_newest_checkpoints_within_the_bound(folder, choice, expecte
 
 
 def test_rejects_a_selection_with_too_few_checkpoints(folder):
-    with pytest.raises(CheckpointError, match=r"at least 3 epoch checkpoints up to epoch 10; got 2: checkpoint10"):
+    with pytest.raises(UserError, match=r"at least 3 epoch checkpoints up to epoch 10; got 2: checkpoint10"):
         checkpoints.select_checkpoints(folder, "epoch", 3, 10)
-    with pytest.raises(CheckpointError, match="not a directory"):
+    with pytest.raises(UserError, match="not a directory"):
         checkpoints.select_checkpoints(folder / "checkpoint9.pt", "update", 1)

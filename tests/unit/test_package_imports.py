@@ -35,8 +35,8 @@ STANDARD_LIBRARY = {"contextlib", "functools", "math", "typing"}
 
 #: imports from fairseq_modern that the project may use
 MODERN = {
-    "fairseq_modern.fault_tolerance", "fairseq_modern.loading", "fairseq_modern.errors.CheckpointError",
-    "fairseq_modern.errors.UserError", "fairseq_modern.errors.is_user_error",
+    "fairseq_modern.fault_tolerance", "fairseq_modern.loading", "fairseq_modern.errors.UserError",
+    "fairseq_modern.errors.is_user_error",
     "fairseq_modern.saving.checkpoint_file", "fairseq_modern.files.atomic_write", "fairseq_modern.files.sha256",
     "fairseq_modern.files.CHECKSUMS", "fairseq_modern.files.read_checksums", "fairseq_modern.files.damaged_files",
     "fairseq_modern.files.PathLike", "fairseq_modern.files.new_folder",

@@ -4,7 +4,8 @@ import pieces
 import prepare
 import pytest
 import sentencepiece
-from archives import CorpusError
+
+from fairseq_modern.errors import UserError
 
 LANGUAGES = ("de", "en")
 SHORT, LONG = "a b", "a " * 176
@@ -49,5 +50,5 @@ def test_rejects_empty_sets_after_cleaning(lines, message, tmp_path):
     if message is None:
         assert preparation.clean(tmp_path / "raw", tmp_path) == {"valid": "valid", "test": "test", "train": "clean"}
         return
-    with pytest.raises(CorpusError, match=message):
+    with pytest.raises(UserError, match=message):
         preparation.clean(tmp_path / "raw", tmp_path)
