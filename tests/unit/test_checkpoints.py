@@ -49,8 +49,8 @@ def test_rejects_paths_that_are_not_regular_files(tmp_path, path, message):
     [
         ({"cfg": "x"}, "cfg must be .*; got"),
         ({"cfg": {"model": "x"}}, "cfg.model must be .*; got"),
-        ({"model": {}}, "no model parameters under 'model'"),
-        ({"model": {"a": "x"}}, "no model parameters under 'model'"),
+        ({"model": {}}, "must have model parameters under 'model'"),
+        ({"model": {"a": "x"}}, "must have model parameters under 'model'"),
         ({"optimizer_history": "x"}, "optimizer_history must be .*; got"),
         ({"optimizer_history": [{"num_updates": "x"}]}, "num_updates must be .*; got"),
         ({"extra_state": [1]}, "extra_state must be .*; got"),
