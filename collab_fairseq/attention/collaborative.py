@@ -71,7 +71,8 @@ class CollaborativeAttention(AttentionLayer):
         Flag(
             "mixing_init",
             "mixing",
-            "initial mixing matrix of collaborative heads",
+            "initial mixing matrix of collaborative heads: xavier, blocks (start as standard heads) or normal "
+            "(variance 1 / heads) (default: xavier)",
             default="xavier",
             choices=tuple(INITIAL_MIXING),
             per_layer=False,
@@ -80,7 +81,8 @@ class CollaborativeAttention(AttentionLayer):
         Flag(
             "mixing_lr_multiplier",
             "mixing_lr_multiplier",
-            "with Adam, multiply the learning rate of the mixing matrix and the content bias by this number",
+            "with Adam, multiply the learning rate of the mixing matrix and the content bias by this number "
+            "(default: 1)",
             type=float,
             default=1.0,
             per_layer=False,

@@ -36,9 +36,9 @@ HELP = "measure speed and memory, compared with baselines"
 
 #: subcommand → help, default of --seconds
 _SUBCOMMANDS = {
-    "layer": ("training and peak memory of one attention layer", 20.0),
-    "decode": ("decoding steps of one layer, and translation", 60.0),
-    "train": ("training steps of translation models", 120.0),
+    "layer": ("speed and peak memory of training one attention layer", 20.0),
+    "decode": ("speed of decoding steps of one layer, and of translation", 60.0),
+    "train": ("speed of training steps of translation models", 120.0),
 }
 
 
@@ -54,10 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add("--rounds", type=positive, default=200, metavar="N", help="maximum number of rounds per row (default: 200)")
         text = "start no new round of a row after S seconds, but run at least 3 (default: %(default)g)"
         add("--seconds", type=float, default=seconds, metavar="S", help=text)
-        text = "wall time, or the CPU time of this process (less noisy; one thread, no GPU; default: wall)"
+        text = "wall time, or processor: CPU time of this process (less noisy; one thread, no GPU; default: wall)"
         add("--clock", choices=("wall", "processor"), default="wall", help=text)
         add("--quick", action="store_true", help="tiny models, to test that everything runs")
-        add("--json", metavar="FILE", help="write the record to FILE, or continue the one there")
+        add("--json", metavar="FILE", help="write the record to FILE; an existing record is resumed")
     text = "print the ratios of records as a table"
     table = add_command(commands, "table", f"{text.capitalize()}.", _table, text)
     table.add_argument("records", nargs="+", metavar="RECORD", help="record of collab bench")
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_rows(parser: argparse.ArgumentParser) -> None:
-    text = "only rows whose ids match, such as 'layer/encoder/*/dk128/*'; repeatable"
+    text = "only rows whose ids match, such as 'layer/encoder/*/dk128/*'; repeatable (ids: collab bench --help)"
     parser.add_argument("--rows", action="append", default=[], metavar="PATTERN", help=text)
 
 

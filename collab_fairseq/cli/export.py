@@ -6,7 +6,8 @@
 CHECKPOINT is a checkpoint of fairseq's `transformer` or of `transformer_collab`, or a model folder. Targets:
 
     folder        checkpoint, dictionaries, subword model: for collab translate, Python, fairseq-interactive
-    ctranslate2   for CTranslate2, faster on CPUs for small models; --quantization int8 makes it smaller
+    ctranslate2   for CTranslate2, faster on CPUs for small models; --quantization int8 makes it smaller;
+                  then translate with --precision int8
     fairseq       a plain `transformer` that fairseq loads without this project; key dimension at most width / heads
     huggingface   for transformers (FSMT), with the same limit on the key dimension
 
@@ -30,8 +31,9 @@ _TEXT_OPTIONS = ("sentencepiece", "bpe_codes", "moses", "lowercase", "record")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("checkpoint", metavar="CHECKPOINT", help="a translation model trained with fairseq, or a model folder")
-    add("--to", required=True, choices=tuple(TARGETS), help="the target")
+    text = "a translation model trained with fairseq, or a folder made by --to folder"
+    add("checkpoint", metavar="CHECKPOINT", help=text)
+    add("--to", required=True, choices=tuple(TARGETS), help="target format, see above")
     add("--output", required=True, metavar="DIR", help="a new or empty folder")
     add("--data", metavar="DATA_BIN", help="the model's data-bin (default: the one named in the checkpoint)")
     add("--half", action="store_true", help="store weights in half precision (folder and fairseq)")

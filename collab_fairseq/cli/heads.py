@@ -7,10 +7,11 @@
     collab heads gates        heads closed by stochastic gates; removal of these heads
     collab heads roles        confidence, position, rare words, syntax and relevance
 
-Checkpoints are those of fairseq's transformer and of transformer_collab. Head names follow Michel
-et al. (2019): E:1:3,5 means heads 3 and 5 of the first encoder layer; A is encoder-decoder attention
-and D decoder self-attention. --json writes the results to a record and --figure draws them. The same
-command with the same --json resumes an interrupted analysis.
+Checkpoints are those of fairseq's transformer and of transformer_collab; redundancy, importance and
+ablate also take Hugging Face model folders. Head names follow Michel et al. (2019): E:1:3,5 means
+heads 3 and 5 of the first encoder layer; A is encoder-decoder attention and D decoder
+self-attention. --json writes the results to a record and --figure draws them. The same command with
+the same --json resumes an interrupted analysis.
 """
 
 import argparse
@@ -23,11 +24,12 @@ from fairseq_modern.errors import UserError
 from .options import add_command, add_machine, add_sites, check_new, pair, positive
 
 HELP = "analyse, prune and gate attention heads"
+OR_FOLDER = ", or a Hugging Face model folder"
 
 #: analysis → its description; the first line is also its help in the list of analyses
 ANALYSES = {
     "redundancy": """\
-captured energy of W_Q, W_K and W_Q W_K' (Cordonnier et al. 2020, Figure 1)
+Measure the captured energy of W_Q, W_K and W_Q W_K' (Cordonnier et al. 2020, Figure 1)
 
     collab heads redundancy averaged.pt --figure redundancy.svg --json redundancy.json
     collab heads redundancy my-bert --figure redundancy.svg
@@ -37,7 +39,7 @@ a layer together and of the mean head. The record also contains the cosine simil
 vectors and the effective number of key dimensions of each head.
 """,
     "importance": """\
-sensitivity of the loss to each head (Michel et al. 2019)
+Measure the sensitivity of the loss to each head (Michel et al. 2019)
 
     collab heads importance averaged.pt --data data-bin --json importance.json
     collab heads importance my-bert --text mnli.jsonl --fields premise,hypothesis
@@ -47,7 +49,7 @@ sentence takes the absolute value per sentence, as in the paper; --form token ta
 in the authors' code. Values are divided by their l2 norm over the heads of a layer.
 """,
     "ablate": """\
-BLEU without each head and with only that head (Michel et al. 2019)
+Measure BLEU without each head and with only that head (Michel et al. 2019)
 
     collab heads ablate averaged.pt --data data-bin --reference test=test_2016_flickr.de \\
         --reference test1=test_2017_flickr.de --json ablation.json --figure ablation.svg
@@ -58,7 +60,7 @@ printed. The figure shows the first test set and frames differences with p < 0.0
 evaluated by accuracy and McNemar's exact test.
 """,
     "prune": """\
-BLEU and loss as the least important heads are masked (Michel et al. 2019)
+Measure BLEU and loss as the least important heads are masked, or remove heads (Michel et al. 2019)
 
     collab heads prune averaged.pt --data data-bin --reference test=test.de --figure pruning.svg
     collab heads prune checkpoints/checkpoint{1,2,5,10}.pt --reference test=test.de
@@ -75,10 +77,10 @@ equivalent to the model with these heads masked. fairseq-generate and the other 
 --finetune-from-model pruned.pt and the layer, width and head flags of the source model.
 """,
     "gates": """\
-heads closed by stochastic gates, and their removal (Voita et al. 2019)
+List the heads closed by stochastic gates, or remove them (Voita et al. 2019)
 
     fairseq-train DATA --user-dir "$(collab user-dir)" --arch transformer_collab … \\
-        --finetune-from-model averaged.pt --head-gates encoder_cross_decoder \\
+        --attention-from averaged.pt --finetune-from-model averaged.pt --head-gates encoder_cross_decoder \\
         --criterion label_smoothed_cross_entropy_with_gates --gate-penalty 0.02
     collab heads gates checkpoint_last.pt
     collab heads gates checkpoint_last.pt --output pruned.pt
@@ -88,7 +90,7 @@ equivalent to the gated model in evaluation mode. Training continues from it in 
 `collab heads prune --remove`.
 """,
     "roles": """\
-confidence, position, rare words, syntax and relevance of each head (Voita et al. 2019)
+Measure confidence, position, rare words, syntax and relevance of each head (Voita et al. 2019)
 
     collab heads roles averaged.pt --data data-bin --split valid --json roles.json
     collab heads roles averaged.pt --data data-bin --parses valid.conllu
@@ -109,7 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_output(command, "draw the captured energy")
 
     command = parsers["importance"]
-    _add_model(command)
+    _add_model(command, also=OR_FOLDER)
     _add_split(command)
     text = "absolute gradients per sentence or per token (default: sentence)"
     command.add_argument("--form", choices=("sentence", "token"), default="sentence", help=text)
@@ -117,7 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_labelled_text(command)
 
     command = parsers["ablate"]
-    _add_model(command)
+    _add_model(command, also=OR_FOLDER)
     _add_tests(command)
     add_sites(command)
     text = "mask the head, mask all other heads of its layer, or do both (default: both)"
@@ -134,9 +136,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "importance by which heads are ranked (default: normalised)"
     command.add_argument("--ranking", choices=("normalised", "raw"), default="normalised", help=text)
     command.add_argument("--by-site", action="store_true", help="also prune each attention site separately")
-    command.add_argument("--remove", metavar="PERCENT|HEADS", help="remove these heads instead of measuring")
+    text = "instead of measuring, remove this percentage of the heads, the least important, or these heads"
+    command.add_argument("--remove", metavar="PERCENT|HEADS", help=text)
     _add_output(command, "draw the curves")
-    _add_checkpoint_output(command, "smaller checkpoint written by --remove")
+    _add_checkpoint_output(command, "smaller checkpoint that --remove writes, a new file")
 
     command = parsers["gates"]
     command.add_argument("checkpoint", metavar="CHECKPOINT", help="checkpoint trained with --head-gates")
@@ -154,19 +157,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_output(command, "draw confidence as heat maps")
 
 
-def _add_model(parser: argparse.ArgumentParser, nargs: Optional[str] = None) -> None:
+def _add_model(parser: argparse.ArgumentParser, nargs: Optional[str] = None, also: str = "") -> None:
     add = parser.add_argument
     text = "checkpoint of fairseq's transformer or of transformer_collab"
-    add("checkpoint", metavar="CHECKPOINT", nargs=nargs, help=text)
-    add("--data", metavar="DATA_BIN", help="data-bin (default: the path stored in the checkpoint)")
+    add("checkpoint", metavar="CHECKPOINT", nargs=nargs, help=text + also)
+    add("--data", metavar="DATA_BIN", help="data-bin of the model (default: the one named in the checkpoint)")
     add("--sentences", type=positive, metavar="N", help="only the first N sentences (default: all)")
     add("--max-tokens", type=positive, default=4000, metavar="N", help="maximum tokens per batch (default: 4000)")
     add_machine(parser)
-    add("--seed", type=int, default=1, help="seed for the order of sentences (default: 1)")
 
 
 def _add_split(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--split", default="valid", help="train, valid, test, test1, … (default: valid)")
+    text = "split of the data-bin to analyse: train, valid, test, test1, … (default: valid)"
+    parser.add_argument("--split", default="valid", metavar="SPLIT", help=text)
 
 
 def _add_tests(parser: argparse.ArgumentParser) -> None:

@@ -22,7 +22,7 @@ from fairseq_modern.errors import UserError
 
 from .options import choose_device, command, reject_flags
 
-FAIRSEQ_FLAGS = ("data", "split", "reference", "form", "max_tokens", "seed")
+FAIRSEQ_FLAGS = ("data", "split", "reference", "form", "max_tokens")
 HUGGINGFACE_FLAGS = ("text", "fields", "label", "batch_size")
 
 
@@ -191,7 +191,7 @@ def roles(args: argparse.Namespace) -> None:
 def _is_huggingface(args: argparse.Namespace) -> bool:
     """Whether CHECKPOINT is a Hugging Face model folder; flags of the other format raise a UserError."""
     if not os.path.isdir(args.checkpoint):
-        reject_flags(args, HUGGINGFACE_FLAGS, f"needs a Hugging Face model folder; {args.checkpoint} is a file")
+        reject_flags(args, HUGGINGFACE_FLAGS, f"needs a Hugging Face model folder; {args.checkpoint} is not a folder")
         return False
     if args.text is None:
         raise UserError(
@@ -204,7 +204,7 @@ def _is_huggingface(args: argparse.Namespace) -> bool:
 
 def _load(args: argparse.Namespace, checkpoint: str) -> TrainedModel:
     device = choose_device(args)
-    return load_model(checkpoint, args.data, device=device, seed=args.seed)
+    return load_model(checkpoint, args.data, device=device)
 
 
 def _load_huggingface(args: argparse.Namespace) -> huggingface.Loaded:

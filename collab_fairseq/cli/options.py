@@ -48,10 +48,10 @@ def positive(text: str) -> int:
 
 
 def pair(text: str) -> Tuple[str, str]:
-    """NAME=FILE, for argparse."""
+    """SPLIT=FILE, for argparse."""
     name, _, file = text.partition("=")
     if not (name and file):
-        raise argparse.ArgumentTypeError(f"must be NAME=FILE, such as test=test.de; got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be SPLIT=FILE, such as test=test.de; got {text!r}")
     return name, file
 
 
@@ -66,7 +66,7 @@ def add_machine(parser: argparse.ArgumentParser, threads: Optional[int] = None) 
     add = parser.add_argument
     text = "auto, cpu, cuda or cuda:N (default: auto: a GPU if available)"
     add("--device", type=_device, default="auto", help=text)
-    text = f"CPU threads (default: {threads or 'all'})"
+    text = f"CPU threads (default: {threads or 'OMP_NUM_THREADS, else all cores'})"
     add("--threads", type=positive, default=threads, metavar="N", help=text)
 
 
@@ -82,9 +82,8 @@ def choose_device(args: argparse.Namespace) -> str:
         number = int(args.device.partition(":")[2] or 0)
         usable = environment.usable_gpus()
         if number >= usable:
-            raise UserError(
-                f"--device {args.device} must be a GPU that torch can use; got {usable} usable GPUs, counted from 0"
-            )
+            names = ", ".join(f"cuda:{index}" for index in range(usable)) or "none"
+            raise UserError(f"--device must be a GPU that torch can use ({names}); got {args.device}")
         torch.cuda.set_device(number)
     return str(args.device)
 

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "or SOURCE, a text file, which the model translates first (default: none, an unweighted fit)"
     )
     add("--calibration", metavar="TEXT", help=text)
-    add("--data", metavar="DIR", help="data-bin (default: the one named in the checkpoint)")
+    add("--data", metavar="DATA_BIN", help="data-bin of the model (default: the one named in the checkpoint)")
     text = "after the fit, train the new layers jointly for STEPS steps to predict what the source model predicts"
     add("--distill", type=int, metavar="STEPS", help=text)
     text = "SPLIT:N or SOURCE, translated by the source model (default: the source side of --calibration)"
@@ -60,9 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "raw references of a test split for --evaluate (default: the data-bin's target side); repeatable"
     add("--reference", action="append", default=[], metavar="SPLIT=FILE", type=options.pair, help=text)
     add("--json", metavar="FILE", help="write a record of the conversion to FILE")
-    add("--seed", type=int, default=1, help="seed of random starts and batches (default: 1)")
+    add("--seed", type=int, default=1, metavar="N", help="seed of random starts and batches (default: 1)")
     options.add_machine(parser)
-    add("--max-tokens", type=options.positive, default=4000, metavar="N", help="tokens per batch (default: 4000)")
+    text = "maximum tokens per batch (default: 4000)"
+    add("--max-tokens", type=options.positive, default=4000, metavar="N", help=text)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,6 +1,6 @@
-"""Markdown tables and figures from records of runs.
+"""Print a Markdown table of training runs, or draw a figure, from their records.
 
-    collab table results/runs/multi30k-*.json
+    collab table results/runs/multi30k-*-u2500.json
     collab table RECORD ... --baseline multi30k-none-s1-u2500 --output README.md --marker results
     collab table RECORD ... --output README.md --marker results --check
     collab table RECORD ... --figure results/curves.svg
@@ -23,7 +23,7 @@ from collab_fairseq.records.drawing import check_figure
 
 from .options import add_page, check_page, publish, reject_flags
 
-HELP = "tables and figures from records"
+HELP = "make tables and figures from records"
 
 logger = logging.getLogger(__name__)
 

@@ -32,12 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("file", metavar="FILE", nargs="?", help="raw text, one sentence per line (default: standard input)")
     add("--beam", type=options.positive, default=5, metavar="N", help="beam size (default: 5)")
     add("--lenpen", type=float, default=1.0, metavar="X", help="length penalty (default: 1)")
-    add("--nbest", type=options.positive, metavar="N", help="print up to N translations of each line")
-    add("--scores", action="store_true", help="print scores")
+    text = "print up to N translations of each line, with line number and score"
+    add("--nbest", type=options.positive, metavar="N", help=text)
+    add("--scores", action="store_true", help="start each line with its score")
     text = "maximum length of a translation in tokens (default: 200)"
     add("--max-length", type=options.positive, default=200, metavar="N", help=text)
     options.add_machine(parser)
-    text = "float32, float16, bfloat16; for ctranslate2 also int8 (default: float32)"
+    text = "precision of the computation: float32, float16, bfloat16; for ctranslate2 also int8 (default: float32)"
     add("--precision", default="float32", metavar="NAME", help=text)
     text = "lines read, translated and written at a time (default: 256; 1 at a terminal)"
     add("--buffer", type=options.positive, metavar="N", help=text)

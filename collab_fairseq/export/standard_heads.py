@@ -47,7 +47,7 @@ def as_standard(
         if query.size(1) > value.size(1):
             content = " and its content bias" if query.size(1) > layer.key_dim else ""
             reason = f"its key dimension {layer.key_dim}{content}"
-        raise UnsupportedError(f"{reason} must fit into heads of {width} dimensions; got {needed}")
+        raise UnsupportedError(f"{reason} must fit into heads of {width} dimensions; it needs {needed}")
     scale = layer.scale if scale is None else scale
     sizes = {"kdim": layer.kdim, "vdim": layer.vdim, "head_dim": width}
     standard_class: Any = incremental(StandardAttention)

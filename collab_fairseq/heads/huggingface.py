@@ -11,6 +11,7 @@ from collab_fairseq.attention.factors import HeadFactors
 from collab_fairseq.checkpoints import PathLike, check_finite
 from collab_fairseq.records.record import Record
 from collab_fairseq.scoring.references import read_lines, score_raw
+from collab_fairseq.scoring.text import base_language
 from collab_fairseq.translation.tokenizer import require
 from fairseq_modern.errors import UserError
 
@@ -202,7 +203,7 @@ def ablate(loaded: Loaded, record: Record, *, beam: int = 5, lenpen: float = 1.0
 
     def evaluate_translations() -> Dict[str, Any]:
         code = getattr(loaded.tokenizer, "target_lang", None) or ""
-        language = SACREBLEU_CODES.get(code, code)
+        language = SACREBLEU_CODES.get(base_language(code), code)
         return bleu_result(score_raw(translations(loaded, beam, lenpen), labels, language, tokenised=False))
 
     def evaluate_classes() -> Dict[str, Any]:

@@ -85,7 +85,7 @@ def measure(model: nn.Module, layers: Layers, text: Iterable[Batch], *, tokens: 
         sizes["sentences"] += batch.source[0]
         sizes["source_tokens"] += batch.source_tokens
         sizes["target_tokens"] += batch.target_tokens
-        logger.info("%d sentences", sizes["sentences"])
+        logger.info("importance: %d sentences", sizes["sentences"])
     heads = {}
     for layer_id, total in sums.items():
         queries = "source_tokens" if layer_id.startswith("encoder") else "target_tokens"

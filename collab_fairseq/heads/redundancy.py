@@ -156,7 +156,8 @@ def report(layers: Layers) -> str:
     rows = [["layer", "heads", "key dimension", *columns]]
     for layer_id, layer in layers.items():
         rows.append([short_name(layer_id), *_report_row(layer, "dimensions")])
-    for row in dict.fromkeys(tuple(_report_row(layer, "random")) for layer in layers.values()):
+    random = [_report_row(layer, "random") for layer in layers.values() if "random" in layer]  # not in older records
+    for row in dict.fromkeys(map(tuple, random)):
         rows.append(["random", *row])
     return pages.table(rows) + "\n"
 

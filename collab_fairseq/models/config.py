@@ -41,7 +41,9 @@ _ConfigOfAttentionTypes: Any = make_dataclass(
 class TransformerCollabConfig(_ConfigOfAttentionTypes):  # type: ignore[misc]
     """Settings of :class:`.TransformerCollabModel`. Each attention type declares its own settings."""
 
-    collaborative_heads: str = _flag("encoder_cross_decoder", f"sites with collaborative heads: {_SITES}")
+    collaborative_heads: str = _flag(
+        "encoder_cross_decoder", f"sites with collaborative heads: {_SITES} (default: encoder_cross_decoder)"
+    )
     key_dim: Optional[int] = _flag(
         None,
         "total key dimension of every site: shared by all collaborative heads, summed over standard heads (default: "
@@ -52,13 +54,13 @@ class TransformerCollabConfig(_ConfigOfAttentionTypes):  # type: ignore[misc]
     decoder_key_dim: Optional[int] = _flag(None, "total key dimension of decoder self-attention (default: --key-dim)")
     attention_init: ChoiceEnum(list(INITS)) = _flag(  # type: ignore[valid-type]  # noqa: RUF009
         "default",
-        "initialisation of the query, key and value projections: Xavier with gain 1/sqrt(2) (default), or, as in the "
-        "code of the paper's authors, with gain 1 if the key dimension differs from the width (authors)",
+        "initialisation of the query, key and value projections: default (Xavier with gain 1/sqrt(2)), or authors (as "
+        "in the code of the paper's authors: gain 1 if the key dimension differs from the width) (default: default)",
     )
     attention_kernel: ChoiceEnum(list(kernels(ATTENTION_TYPES))) = _flag(  # type: ignore[valid-type]  # noqa: RUF009
         "auto",
         "implementation of attention: bmm (plain matrix products), head_loop (one head after the other, for CPUs), "
-        "sdpa (PyTorch's fused attention), or auto, the fastest; the results are the same",
+        "sdpa (PyTorch's fused attention), or auto, the fastest (default: auto); the results are the same",
     )
     fast_dropout: bool = _flag(
         False,
@@ -71,9 +73,11 @@ class TransformerCollabConfig(_ConfigOfAttentionTypes):  # type: ignore[misc]
         "set the output of these heads to zero, for example 'E:1:3,5 A:2:1': E (encoder), A (encoder-decoder) or D "
         "(decoder), layer and heads, counted from 1",
     )
-    head_gates: str = _flag("none", f"sites with stochastic gates on heads, for --criterion {CRITERION}: {_SITES}")
+    head_gates: str = _flag(
+        "none", f"sites with stochastic gates on heads, for --criterion {CRITERION}: {_SITES} (default: none)"
+    )
     head_gates_init: float = _flag(
-        2.4, f"initial log alpha of the gates; at {OPEN:.2f} or more, the mean gate is exactly 1"
+        2.4, f"initial log alpha of the gates; at {OPEN:.2f} or more, the mean gate is exactly 1 (default: 2.4)"
     )
     head_gates_freeze_decoder: bool = _flag(
         False,

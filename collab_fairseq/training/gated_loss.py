@@ -33,7 +33,10 @@ class GatesCriterionConfig(LabelSmoothedCrossEntropyCriterionConfig):
 
     gate_penalty: float = field(
         default=0.0,
-        metadata={"help": "weight of the expected number of open heads in the loss per target token (--head-gates)"},
+        metadata={
+            "help": "weight of the expected number of open heads in the loss per target token, for --head-gates "
+            "(default: 0)"
+        },
     )
 
 

@@ -10,6 +10,7 @@ import torch
 from fairseq.dataclass.configs import GenerationConfig
 
 from collab_fairseq.checkpoints import PathLike
+from collab_fairseq.scoring.bleu import sacrebleu
 from collab_fairseq.scoring.references import RawScore, check_number, read_lines, score_raw
 from collab_fairseq.scoring.sufficient_statistics import dump
 from collab_fairseq.scoring.text import looks_tokenised, moses_detokenise
@@ -138,8 +139,8 @@ def check_test_splits(
     """Check the splits and reference files that :func:`evaluate` needs; return the test splits.
 
     Raises:
-        UserError: a split or a file does not exist.
-        UserError: references with a wrong number of lines, unless only the first ``sentences`` are translated.
+        UserError: a split or a file does not exist, references have a wrong number of lines (unless only the first
+            ``sentences`` are translated), or sacreBLEU's tokeniser for the language is not installed.
     """
     names = splits(trained)
     tests = [name for name in names if name.startswith("test")]
@@ -153,6 +154,8 @@ def check_test_splits(
             raise UserError(f"{flag}: there is no such file")
         if sentences is None:
             check_number(read_lines(file), dataset(trained, name), os.fspath(file))
+    if tests:
+        sacrebleu(["a"], ["a"], trained.cfg.task.target_lang)
     return tests
 
 

@@ -70,9 +70,9 @@ def load_model(
         text: False loads the model without dictionaries; no data-bin is needed.
 
     Raises:
-        UserError: the file cannot be read, or its parameters are missing or not finite.
+        UserError: the file cannot be read, its parameters are missing or not finite, the task is not translation, the
+            data-bin does not exist or is that of another model, or the names of languages are invalid.
         ConfigurationError: an unsupported model.
-        UserError: another task, no data-bin, dictionaries of another model, or invalid language names.
     """
     state, name = checkpoints.load_with_model(checkpoint), os.fspath(checkpoint)
     return model_from_state(state, name, data, device=device, seed=seed, text=text)

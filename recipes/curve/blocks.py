@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from collab_fairseq import checkpoints
-from collab_fairseq.attention import block_mixing
+from collab_fairseq.attention import initial_mixing
 from collab_fairseq.cli.main import guarded
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import sha256
@@ -27,8 +27,7 @@ def check(file: Path) -> str:
     if not matrices:
         raise UserError(f"{file} must have mixing matrices; got none")
     for name, values in matrices.items():
-        heads, key_dim = values.shape
-        outside = values[block_mixing([key_dim // heads] * heads) == 0]
+        outside = values[initial_mixing("blocks", *values.shape) == 0]
         if outside.count_nonzero():
             raise UserError(f"{file}: {name} must be 0 outside the blocks; got {outside.abs().max():.3g}")
     return f"{file.parent.name}: 0 outside the blocks of {len(matrices)} mixing matrices, SHA-256 {sha256(file)}\n"

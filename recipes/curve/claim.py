@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Primary test of the key-dimension study, by the rule of README.md: claim.py K RECORD ...
+"""Print the primary test of the key-dimension study, by the rule of README.md: claim.py K RECORD ...
 
 The loss of a run is its negative log-likelihood on both test sets, weighted by tokens, in bits per token: F for
 standard heads at the full key dimension, S for standard heads and C for collaborative heads at key dimension K,

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""The convergence study from its records: convergence.py PART RECORD ... (the protocol is in convergence.md)
+"""Print the tables, or draw the figure, of the convergence study: convergence.py PART RECORD ...
+
+The protocol is in convergence.md.
 
 PART is one of
 
@@ -151,10 +153,17 @@ def masked_page(settings: Settings) -> str:
     if not {"S", "B", "C"} <= runs.keys():
         raise UserError(f"the records must have rows S, B and C; got {', '.join(runs) or 'none'}")
     runs = {row: runs[row] for row in ("S", "B", "C")}
-    every = [run for by_seed in runs.values() for run in by_seed.values()]
-    conditions = {(setting.lr, setting.factor, length_of(run)) for setting in settings for run in every}
+    conditions = {
+        (setting.lr, setting.factor, length_of(run))
+        for setting, by_seed in settings.items()
+        if setting.row in runs
+        for run in by_seed.values()
+    }
     if conditions != {(0.004, 1.0, MASKED_UPDATES)}:
-        raise UserError(f"design B needs runs of {MASKED_UPDATES:,} updates at learning rate 0.004")
+        raise UserError(
+            f"design B needs runs of {MASKED_UPDATES:,} updates at learning rate 0.004 with the default scale of the "
+            f"logits; got (learning rate, factor, updates) {sorted(conditions)}"
+        )
     seeds = common_seeds(runs)
     nll = losses(runs, seeds)
     gain = fieller(differences(nll, "S", "B"), differences(nll, "S", "C"))

@@ -231,4 +231,6 @@ def outcome(nll: Dict[str, List[float]], selected: Setting, claim: bool) -> List
         )
     else:
         sentences.append("the gain of collaborative heads was speed of learning; it is limited to short runs")
+    if not claim and c_f.low > 0:
+        sentences.append("the earlier lead over the full key dimension was speed of learning")
     return sentences

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Standard deviation of the initial attention logits, for rows of the key-dimension studies.
+"""Print the standard deviation of the initial attention logits, for rows of the key-dimension studies.
 
 Queries and keys are projections of independent Gaussian inputs. Logits are computed in float64 from each layer's query
 and key maps and scale; the standard deviation is over all heads, several layers and positions.

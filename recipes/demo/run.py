@@ -27,7 +27,7 @@ from fairseq_modern.errors import UserError
 ABOUT = """Generate an English-German corpus from a grammar (data_prep/toy_grammar.py) and train three small
 transformers on it in parallel: standard heads at the full key dimension, standard and collaborative heads at a quarter
 of it. (With fewer than three threads in OMP_NUM_THREADS, fewer are trained at a time.) Average, translate, score, and
-show the results in a table, a figure and a few translations. The same command continues an interrupted demo and skips
+show the results in a table, a figure and a few translations. The same command resumes an interrupted demo and skips
 finished steps. The random seed of the corpus is also that of training."""
 ENDING = "OUTPUT: data/, one folder per model as in recipes/toy, summary.md, validation.svg."
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Table 2 of the paper: fine-tune on GLUE, convert to collaborative heads at several key dimensions, fine-tune again.
+"""Fine-tune on GLUE, convert to collaborative heads at several key dimensions, fine-tune again
+(Table 2 of the paper).
 
     run.py --model google-bert/bert-base-uncased
     run.py --rehearse bert     # a small model on a synthetic task, in minutes on one CPU core, without internet access
@@ -82,7 +83,7 @@ class Study:
         """Run a stage, unless the record has it."""
         finished = name in self.record.parts
         result = self.record.part(name, lambda: self.run(name))
-        logger.info("%s/%s: %.2f%s", self.name, name, result["score"], ", done before" if finished else "")
+        logger.info("%s/%s: %.2f%s", self.name, name, result["score"], ", already done" if finished else "")
         shutil.rmtree(self.folder(name) / "checkpoints", ignore_errors=True)
 
     def folder(self, stage: str) -> Path:

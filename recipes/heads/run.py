@@ -51,11 +51,9 @@ def main() -> None:
     add("--parses", metavar="FILE", type=os.path.abspath, help=text)
     text = "gate penalties λ; 0: gates without a penalty; none: no gates (default: 0,0.01,0.03,0.1)"
     add("--penalties", metavar="X,X", type=penalties, default="0,0.01,0.03,0.1", help=text)
-    text = "sites with gates (default: encoder_cross_decoder); encoder alone freezes the decoder"
-    add("--gate-sites", metavar="SITES", default="encoder_cross_decoder", help=text)
     text = "updates of each training run with gates (default: 1000)"
     add("--gate-updates", metavar="N", type=positive, default=1000, help=text)
-    add("--device", metavar="NAME", default="auto", help="cpu or gpu (default: gpu if available)")
+    add("--device", metavar="NAME", default="auto", help="auto, gpu or cpu (default: auto: the GPU if available)")
     args = parser.parse_args()
     if not args.reference:
         raise UserError("--reference is needed (see --help)")
@@ -65,7 +63,7 @@ def main() -> None:
     machine = Machine(args.device, gpus=1)
     machine.find_gpus()
     os.environ["OMP_NUM_THREADS"] = str(args.threads)
-    settings = {"gates": f"{args.gate_sites}, {args.gate_updates} updates", "sentences": args.sentences}
+    settings = {"gates": f"encoder_cross_decoder, {args.gate_updates} updates", "sentences": args.sentences}
     with open_folder(args, "heads", settings) as output:
         analyse(args, machine, output)
 
@@ -103,9 +101,7 @@ def analyse(args: argparse.Namespace, machine: Machine, output: Path) -> None:
 def train_with_gates(args: argparse.Namespace, machine: Machine, device: str, output: Path) -> None:
     def train(penalty: str) -> Path:
         flags = [*TRAINING, "--warmup-updates", str(args.gate_updates // 10), *machine.flags()]
-        flags += ["--head-gates", args.gate_sites, "--gate-penalty", penalty]
-        if args.gate_sites == "encoder":
-            flags.append("--head-gates-freeze-decoder")
+        flags += ["--head-gates", "encoder_cross_decoder", "--gate-penalty", penalty]
         return finetune(args, args.model, output / "gates" / f"penalty-{penalty}", args.gate_updates, flags)
 
     search = {"beam": 5, "lenpen": 1.0, "max_tokens": 4000, "sentences": args.sentences}

@@ -1,5 +1,6 @@
 """Training on your own text: from two raw text files, or a folder of them, to a model that translates."""
 
+import argparse
 import contextlib
 import os
 import re
@@ -41,6 +42,8 @@ def main() -> None:
     name = f"{args.source[0].resolve().stem}-{'-'.join(languages)}"
     output = Path(os.path.abspath(args.output)) if args.output else ROOT / "runs" / "own" / name
     args.output, run, model = output / "data", output / "run", output / "model"
+    if any(word.partition("=")[0] == "--data" for word in rest):
+        raise settings.SettingsError("--data is set by this recipe; give --output")
     rest += [*words, "--data", str(args.output), "--output", str(run)]
     rest += [f"task.source_lang={languages[0]}", f"task.target_lang={languages[1]}"]
     cfg, options = cli.read_run(SCRIPT, rest)
@@ -68,6 +71,10 @@ def print_help() -> None:
     parser.description, parser.conflict_handler = ABOUT, "resolve"
     group = parser.add_argument_group("your text")
     own.add_options(group)
+    group.add_argument("--data", help=argparse.SUPPRESS)  # set by this recipe
+    size = prepare.load("own").vocab_size
+    text = f"SentencePiece pieces (default: {size}; fewer for a small text)"
+    group.add_argument("--vocab-size", metavar="N", help=text)
     text = "folder of data/, run/, model/ and summary.md (default: runs/own/<text>)"
     group.add_argument("--output", metavar="DIR", help=text)
     parser.parse_args(["--help"])

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tables and figures from the records of run.sh.
+"""Print tables and draw figures from the records of run.sh.
 
     report.py RECORD... [--output FILE [--marker NAME] [--check]] [--time FILE.svg] [--quality FILE.svg]
 

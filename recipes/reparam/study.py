@@ -1,11 +1,11 @@
-"""Conversion study: the quality of a converted translation model with the paper's method and with ours.
+"""Measure the quality of a converted translation model with the paper's method and with ours.
 
 Methods, for each rank (a fraction of the source's key dimension) and each seed of the decomposition:
   paper        TensorLy's parafac on the dense tensor of every layer, random start, tolerance 1e-6, at most 100
                iterations; query biases become content biases, and the scores keep the source's scale
   authors      the same factors with the scale of the authors' code, (rank / heads)^-1/2
   plain        our solver, unweighted
-  calibrated   our solver, weighted by the covariances of --sentences sentences of train
+  calibrated   our solver, weighted by the covariances of --calibration sentences of train
   allocated    like calibrated, with ranks allocated to the layers by the divergence of the predictions on 100 sentences
   distilled    the allocated model after --distill steps on the source's predictions for its own translations of
                --unlabelled sentences of train (at --distill-ranks)
@@ -63,7 +63,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     text = "sentences of train to distill on (default: 29000)"
     add("--unlabelled", type=int, default=29000, metavar="N", help=text)
     text = "sentences of train to calibrate on (default: 400)"
-    add("--sentences", type=int, default=400, metavar="N", help=text)
+    add("--calibration", dest="sentences", type=int, default=400, metavar="N", help=text)
     text = "seeds of the decomposition (default: 1 2 3)"
     add("--seeds", type=int, nargs="+", default=[1, 2, 3], metavar="N", help=text)
 

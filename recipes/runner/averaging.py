@@ -28,7 +28,7 @@ def write_averages(run: RecipeRun, average: Average) -> None:
     for each in averages:
         file = run.average_file(each)
         if file.exists():
-            logger.info("averaging: %s is already done", file.name)
+            logger.info("averaging %s: already done", file.name)
             continue
         logger.info("averaging the last %d checkpoints: %s", each.n, file.name)
         try:

@@ -218,7 +218,7 @@ def losses(run: RecipeRun, checkpoint: Path) -> Dict[str, Dict[str, Any]]:
     for split, name in {"valid": "valid", **run.test_sets}.items():
         try:
             results[name] = {**loss(model, split)._asdict(), "sentences": sentence_losses(model, split)}
-        except UserError as error:  # for example unknown units; the other results are kept
+        except UserError as error:  # for example unknown units; results of other sets are kept
             logger.warning("no loss on %s: %s", name, error)
     return results
 

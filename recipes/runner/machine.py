@@ -27,13 +27,13 @@ SET_BY_MACHINE = (
 )
 #: tokens of the longest sentence; fairseq skips longer ones (--max-source-positions)
 LONGEST = 1024
-#: bash commands on a node of a Slurm job: start torchrun with the rank of the node, and turn SIGUSR1, which srun
-#: forwards to all processes, into SIGTERM to torchrun
+#: bash commands on a node of a Slurm job: start torchrun with the rank of the node. SIGUSR1, which srun forwards to all
+#: processes, and SIGTERM, which scancel may send to this shell alone, become one SIGTERM to torchrun
 START_ON_NODE = """
 trap '' USR1  # also in the processes of torchrun
 "${@:1:3}" --node_rank "$SLURM_NODEID" "${@:4}" &
 torchrun=$!
-trap 'kill -TERM "$torchrun"' USR1
+trap 'trap "" TERM USR1; kill -TERM "$torchrun"' TERM USR1  # once: srun or Slurm may repeat the signal
 wait "$torchrun"; status=$?
 while kill -0 "$torchrun" 2>/dev/null; do wait "$torchrun"; status=$?; done
 exit "$status"
@@ -61,6 +61,7 @@ def find_gpus() -> Gpus:
 
 def choose_device(name: str, gpus: int) -> str:
     """`cpu` or `gpu`. Also sets environment variables for the processes that will use it."""
+    name = "gpu" if name == "cuda" else name  # as in `collab`
     if name not in ("auto", "gpu", "cpu"):
         raise SettingsError(f"--device must be auto, gpu or cpu; got '{name}'")
     if name == "gpu" or (name == "auto" and gpus):

@@ -57,14 +57,12 @@ def add_setting(group: Any, cfg: DictConfig, flag: str, setting: str, text: str,
 def add_run_options(parser: argparse.ArgumentParser, recipe: str, cfg: DictConfig) -> None:
     """Options that select a run. The same options select the same run in all scripts."""
     group = parser.add_argument_group("run")
-    text = "collaborative heads: encoder, cross, decoder joined by _, or none"
+    text = "sites with collaborative heads: encoder, cross, decoder joined by _, or none"
     add_setting(group, cfg, "--heads", "model.collaborative_heads", text, metavar="SITES")
-    text = (
-        "key dimension, shared by collaborative heads, summed over standard heads (default with --heads none: d_model)"
-    )
+    text = "key dimension: shared by collaborative heads, summed over standard heads (d_model with --heads none alone)"
     add_setting(group, cfg, "--key-dim", "model.key_dim", text, metavar="N", type=positive)
     add_setting(group, cfg, "--seed", "common.seed", "random seed of training", metavar="N", type=positive)
-    names = " ".join(sorted(cfg.recipe.variants))
+    names = " ".join(sorted(cfg.recipe.variants)) or "none in this recipe"
     text = f"named settings from recipe.variants in the YAML file; join several by _: {names}"
     group.add_argument("--variant", metavar="NAME", help=text)
     text = f"folder of the run (default: runs/{recipe}/<heads, key dimension, variant, seed, updates>)"
@@ -80,7 +78,7 @@ def add_sweep_options(parser: argparse.ArgumentParser, recipe: str, cfg: DictCon
     """Options that select the runs of a sweep."""
     add = parser.add_argument_group("runs").add_argument
     text = f"head sites, key dimension and optional --variant of each run (default: {' '.join(cfg.recipe.runs)})"
-    add("--runs", metavar='"A:N ..."', type=str.split, help=text)
+    add("--runs", metavar='"HEADS:KEY_DIM[:VARIANT] ..."', type=str.split, help=text)
     add("--seeds", metavar="N,N,...", type=numbers, help=f"each run once per seed (default: {cfg.common.seed})")
     text = "at most N runs at a time on this machine, with --gpus on separate GPUs (default: 1)"
     add("--jobs", metavar="N", type=positive, help=text)
@@ -98,9 +96,9 @@ def add_shared_options(parser: argparse.ArgumentParser, recipe: str, cfg: DictCo
     """Options of all steps: training, data, machine, results."""
     settings = cfg.recipe
     group = parser.add_argument_group("model and training")
-    text = "length of training"
+    text = "updates of the training run"
     add_setting(group, cfg, "--updates", "optimization.max_update", text, metavar="N", type=positive)
-    text = "chunked loss, fused Adam, dropout from fewer random bits"
+    text = "same loss and updates, faster: chunked loss, fused Adam, --fast-dropout"
     group.add_argument("--fast", action="store_true", help=text)
 
     group = parser.add_argument_group("data")
@@ -114,16 +112,17 @@ def add_shared_options(parser: argparse.ArgumentParser, recipe: str, cfg: DictCo
 
     group = parser.add_argument_group("machine")
     add_setting(group, cfg, "--device", "recipe.device", "auto, gpu or cpu", metavar="NAME")
-    text = "GPUs per node (default: all); on a CPU, processes (default: 1)"
+    text = "GPUs per node, or processes on a CPU"
+    text += "" if settings.gpus else " (default: all GPUs, or one process)"
     add_setting(group, cfg, "--gpus", "recipe.gpus", text, metavar="N", type=positive)
     text = "number of nodes (default: 1, or those of the Slurm job); outside Slurm, start the command on each node "
     text += "with --master and --node-rank"
     group.add_argument("--nodes", metavar="N", type=positive, help=text)
-    group.add_argument("--master", metavar="H:P", help="name H and free port P of the first node")
+    group.add_argument("--master", metavar="HOST:PORT", help="host name and free port of the first node")
     group.add_argument("--node-rank", metavar="R", type=number, help="index of this node, from 0")
     text = (
         "tokens per GPU and forward pass, padding included (default: the largest number up to "
-        f"{cfg.dataset.max_tokens}, or more on GPUs with at least 48 GiB, that divides recipe.batch_tokens)"
+        f"{cfg.dataset.max_tokens}, or more on GPUs with at least 48 GiB, that yields recipe.batch_tokens per update)"
     )
     group.add_argument("--max-tokens", metavar="N", type=positive, help=text)
     on_gpu = "fp16" if cfg.common.get("fp16") else "bf16 if the GPUs support it, else fp16"
@@ -154,7 +153,7 @@ def build_parser(script: Path, cfg: DictConfig) -> argparse.ArgumentParser:
         description=f"{cfg.recipe.about}. {STEPS[step]}",
         epilog=f"Override any setting of recipes/{recipe}/{recipe}.yaml or of fairseq: optimization.lr=[0.001] "
         "model.dropout=0.1 recipe.batch_tokens=8192. The same options select the same run in every script. The same "
-        "command continues an interrupted run and skips finished steps.",
+        "command resumes an interrupted run and skips finished steps.",
     )
     parser.set_defaults(variant=None, stock=False)
     add_selecting_options = add_sweep_options if step == "sweep" else add_run_options

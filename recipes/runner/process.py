@@ -23,7 +23,7 @@ LIBC = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
 
 
 def _prepare(parent: int) -> None:
-    """In the child: ignore Ctrl-C, which the parent forwards as SIGTERM, and die with the parent."""
+    """In the child: ignore Ctrl-C, which the parent forwards, and die with the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if LIBC is not None:
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -109,7 +109,7 @@ def _schemas(cfg: DictConfig) -> Dict[Any, Any]:
         if name not in registry:
             similar = suggestion(str(name), registry)
             raise SettingsError(
-                f"{section}._name must be a {section} of fairseq or this project; got {shown(name)}{similar}"
+                f"{section}._name must be registered by fairseq or this project; got {shown(name)}{similar}"
             )
         schemas[section] = registry[name]
     return schemas

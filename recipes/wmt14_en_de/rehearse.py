@@ -3,7 +3,7 @@
 Make a miniature of the public archive and binarise it. Train a small model in two CPU processes, kill it halfway and
 resume; average, translate and score it. Then train two more models and write the table of all three. The settings are
 in recipes/wmt14_en_de/rehearsal.yaml. The text is synthetic, so its BLEU has no meaning outside this table. The same
-command continues an interrupted rehearsal and skips finished steps.
+command resumes an interrupted rehearsal and skips finished steps.
 """
 
 import argparse

@@ -92,7 +92,7 @@ def test_standard_heads_compute_the_same_in_float64(read, name):
     [
         ("fairseq", "collaborative", {"key_dim": 12}, "key dimension 12 .*; use --to folder or ctranslate2$"),
         ("fairseq", "collaborative", {"quant_noise_scalar": 0.1}, "--quant-noise-scalar"),
-        ("huggingface", "content", {"key_dim": 8}, "content bias .* 8 dimensions; got 9"),
+        ("huggingface", "content", {"key_dim": 8}, "content bias .* 8 dimensions; it needs 9"),
         ("huggingface", "collaborative", {"activation_fn": "relu_squared"}, "relu_squared"),
         ("ctranslate2", *MODELS["quantised"], "--quant-noise-pq"),
         ("ctranslate2", "pre-norm", {"encoder_normalize_before": True, "no_decoder_final_norm": True}, "final-norm"),

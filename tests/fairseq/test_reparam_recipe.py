@@ -17,7 +17,8 @@ def command(tiny_run, tiny_data, tmp_path_factory):
     pytest.importorskip("tensorly")
     pytest.importorskip("matplotlib")
     output = tmp_path_factory.mktemp("study")
-    flags = "--finetune-updates 4 --ranks 1/2 --bleu-ranks 3/4 --seeds 1 --distill 2 --distill-ranks 1/2 --sentences 30"
+    flags = "--finetune-updates 4 --ranks 1/2 --bleu-ranks 3/4 --seeds 1 --distill 2 --distill-ranks 1/2"
+    flags += " --calibration 30"
     files = ["--model", tiny_run / "checkpoint_best.pt", "--data", tiny_data, "--output", output, "--unlabelled", 1000]
     return [RECIPE / "run.sh", *files, "--name", "tiny", "--python", sys.executable, *flags.split()]
 

@@ -122,6 +122,6 @@ def test_killed_rehearsal_resumes_to_the_same_result_without_internet(tmp_path, 
     assert not list(tmp_path.rglob("checkpoint-*"))
 
     assert rehearse(tmp_path / "whole") == done.stdout
-    assert sum(message.endswith("done before") for message in caplog.messages) == 3
+    assert sum(message.endswith("already done") for message in caplog.messages) == 3
     with pytest.raises(UserError, match="was made with batch_size"):
         rehearse(tmp_path / "whole", "--batch-size", "16")

@@ -170,8 +170,13 @@ def test_only_the_signal_before_the_time_limit_requeues_a_job(slurm, number, req
     assert slurm.exists() == requeued
 
 
-def test_sigusr1_on_a_node_becomes_sigterm_to_torchrun_alone(tmp_path):
-    """srun forwards SIGUSR1 to all processes of a node, and kills them on SIGTERM."""
+@pytest.mark.parametrize(
+    "stop",
+    [lambda pid: os.killpg(pid, signal.SIGUSR1), lambda pid: os.kill(pid, signal.SIGTERM)],
+    ids=["srun", "scancel"],
+)
+def test_signals_to_a_node_become_one_sigterm_to_torchrun(stop, tmp_path):
+    """srun forwards SIGUSR1 to all processes of a node; scancel may send SIGTERM to the first one alone."""
     torchrun = tmp_path / "torchrun"
     waiting = "while true; do sleep 0.02; done"
     torchrun.write_text(
@@ -182,7 +187,7 @@ def test_sigusr1_on_a_node_becomes_sigterm_to_torchrun_alone(tmp_path):
     job = {**os.environ, "SLURM_NODEID": "1"}
     node = subprocess.Popen(command, env=job, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True)
     forked.wait_for((tmp_path / "started").exists, node)
-    os.killpg(node.pid, signal.SIGUSR1)
+    stop(node.pid)
     assert node.wait(timeout=20) == 75
     os.killpg(node.pid, signal.SIGTERM)  # the child is still there
     assert node.stdout.read() == "-m module --node_rank 1 --nproc_per_node 2\nsaved\n"

@@ -148,7 +148,7 @@ def test_ablation_of_a_classifier(analyse, folders):
     assert len(parts) == 1 + 2 * 2 * HEADS
 
 
-@pytest.mark.parametrize(("language", "tokeniser"), [("deu", "13a"), ("zho", "zh")])
+@pytest.mark.parametrize(("language", "tokeniser"), [("deu", "13a"), ("cmn_Hans", "zh")])
 def test_ablation_of_a_translation_model(analyse, language, tokeniser, monkeypatch):
     monkeypatch.setattr(transformers.PreTrainedTokenizerFast, "target_lang", language, raising=False)
     text = ["--fields", "premise", "--label", "hypothesis", "--sentences", 4]
@@ -209,7 +209,7 @@ GOOD_TEXT = ["--text", "text.jsonl", "--fields"]
         (["importance", "bert-12-without-tokenizer", *GOOD_TEXT, "premise"], "must contain the files of the model's"),
         (["importance", "bert", *GOOD_TEXT, "premise,hypothesis,text"], "must be one or two names; got premise,hyp"),
         (["ablate", "bert", *GOOD_TEXT, "premise", "--sites", "cross_decoder"], "model's sites, encoder; got cross_de"),
-        (["redundancy", "fairseq"], "must be the folder of a Hugging Face model"),
+        (["redundancy", "fairseq"], "must be a Hugging Face model folder"),
         (["ablate", "fairseq", *GOOD_TEXT, "premise"], "its checkpoint file, such as model.pt or checkpoint_best.pt"),
         (["importance", "fairseq"], "a fairseq model is passed as its checkpoint file"),
     ],

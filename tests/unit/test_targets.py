@@ -42,10 +42,10 @@ def test_rejects_unwritable_output_first(command, tmp_path, monkeypatch):
     [
         ("bench layer --device cpu --rows nothing", "--rows nothing matches no row"),
         ("bench layer --device cpu --clock processor --threads 2", "--clock processor needs --threads 1"),
-        ("heads ablate x --reference test", "must be NAME=FILE, such as test=test.de; got 'test'"),
+        ("heads ablate x --reference test", "must be SPLIT=FILE, such as test=test.de; got 'test'"),
         ("heads ablate x --reference a=b --reference a=c", "--reference must name each split once; got a, a"),
         ("heads ablate x", "--reference SPLIT=FILE is needed"),
-        ("heads importance x --label y", "--label needs a Hugging Face model folder; x is a file"),
+        ("heads importance x --label y", "--label needs a Hugging Face model folder; x is not a folder"),
         ("heads importance x --device gpu", "must be auto, cpu, cuda or cuda:N; got 'gpu'"),
         ("heads gates x --output y.json", "--output must be a checkpoint; got y.json; the record is written to --json"),
         ("heads prune x --output y", "--remove and --output go together"),
