@@ -34,7 +34,9 @@ def write_averages(run: RecipeRun, average: Average) -> None:
         try:
             state, _ = checkpoints.average(inputs(run, each))
         except UserError as error:
-            raise UserError(f"{error}{remedy(run, each)}") from error
+            if advice := remedy(run, each):
+                raise UserError(f"{error}{advice}") from error
+            raise
         checkpoints.save(state, file)
 
 

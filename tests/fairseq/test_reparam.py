@@ -138,7 +138,7 @@ def test_unweighted_fit_needs_no_data(checkpoint, tmp_path, caplog):
         ("--key-dim 8 --distill-text train:9", "need --distill"),
         ("--key-dim 8 --distill 9 --calibration train:9 --distill-rate 0", "must be above 0; got 0"),
         ("--key-dim 8 --calibration dev:9", "must be SPLIT:N or SOURCE; got dev:9"),
-        ("--budget parameters:100 --calibration train:9", "must be mean:KEY_DIM; got 'parameters:100'"),
+        ("--budget parameters:100 --calibration train:9", "such as mean:128; got 'parameters:100'"),
         ("--budget mean:1 --calibration train:9", "must be at least mean:2; got mean:1"),
         ("--budget mean:500 --calibration train:9", "must be at most mean:16; got mean:500"),
         ("--key-dim 8 --evaluate --reference test=SHORT", "short.txt must have 20 lines"),
