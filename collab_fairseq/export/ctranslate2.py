@@ -68,9 +68,8 @@ def export(source: Source, output: PathLike, *, quantization: Optional[str] = No
     ]
     with output_folder(output) as folder:
         spec.save(folder)
-        write_companion_files(
-            source, folder, "ctranslate2", f"Translation model for CTranslate2 ({quantization})", usage
-        )
+        title = f"Translation model for CTranslate2 ({quantization})"
+        write_companion_files(source, folder, "ctranslate2", title, usage)
 
 
 def _specification(source: Source) -> Any:

@@ -26,7 +26,7 @@ _NO_LICENCE = "not stated: ask the authors of the model and check the terms of i
 
 
 def write_companion_files(source: Source, folder: str, engine: str, title: str, usage: List[str]) -> None:
-    """Write what belongs to the files of the engine: dictionaries, subword model, record, card, README.
+    """Write dictionaries, subword model, record, card and README next to the files of the engine.
 
     Args:
         engine: the engine that computes the exported model, for the card.

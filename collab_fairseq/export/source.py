@@ -38,7 +38,7 @@ class Source:
 
     Attributes:
         trained: the model, in float32.
-        card: tokenisation and origin; its ``files`` are those of the folder that it was read from.
+        card: tokenisation and origin; an export sets ``files``.
         files: file name in the exported folder → path, for dictionaries and subword model.
         record: path of the record of the training run or conversion, or None.
     """

@@ -123,10 +123,10 @@ def load(path: PathLike, kind: str, name: Optional[str] = None) -> Dict[str, Any
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {os.fspath(path)} as JSON: {error}") from error
-    content_kind = (content.get("schema"), content.get("kind")) if isinstance(content, dict) else (None, None)
-    if content_kind != (SCHEMA, kind):
-        found = "{1} record (schema {0})".format(*content_kind) if all(content_kind) else "no record"
-        raise UserError(f"{os.fspath(path)} must be a {kind} record (schema {SCHEMA}); got {found}")
+    schema, other = (content.get("schema"), content.get("kind")) if isinstance(content, dict) else (None, None)
+    if (schema, other) != (SCHEMA, kind):
+        got = f"{other} record (schema {schema})" if schema and other else "no record"
+        raise UserError(f"{os.fspath(path)} must be a {kind} record (schema {SCHEMA}); got {got}")
     if name is not None and content["name"] != name:
         raise UserError(f"{os.fspath(path)} must be the {kind} record {name}; got {content['name']}")
     return content

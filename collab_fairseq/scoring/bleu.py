@@ -95,15 +95,23 @@ def sacrebleu(
     Statistics: lengths of hypothesis and reference, matched 1- to 4-grams.
 
     Raises:
-        UserError: sacreBLEU's tokeniser for this language is not installed.
+        UserError: see :func:`sacrebleu_scorer`.
+    """
+    score, rows = _score("sacreBLEU", sacrebleu_scorer(target_lang), hypotheses, references)
+    return score, dump([row[:6] for row in rows])
+
+
+def sacrebleu_scorer(target_lang: Optional[str] = None) -> BLEU:
+    """sacreBLEU with default settings, and the tokeniser of the language.
+
+    Raises:
+        UserError: the tokeniser is not installed.
     """
     try:
-        scorer = BLEU(trg_lang=base_language(target_lang or ""), force=True)
+        return BLEU(trg_lang=base_language(target_lang or ""), force=True)
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise UserError(f"sacreBLEU cannot tokenise {target_lang}: {reason}") from error
-    score, rows = _score("sacreBLEU", scorer, hypotheses, references)
-    return score, dump([row[:6] for row in rows])
 
 
 def other_metrics(hypotheses: Sequence[str], references: Sequence[str]) -> Tuple[List[Score], Dict[str, str]]:

@@ -10,7 +10,7 @@ import torch
 from fairseq.dataclass.configs import GenerationConfig
 
 from collab_fairseq.checkpoints import PathLike
-from collab_fairseq.scoring.bleu import sacrebleu
+from collab_fairseq.scoring.bleu import sacrebleu_scorer
 from collab_fairseq.scoring.references import RawScore, check_number, read_lines, score_raw
 from collab_fairseq.scoring.sufficient_statistics import dump
 from collab_fairseq.scoring.text import looks_tokenised, moses_detokenise
@@ -155,7 +155,7 @@ def check_test_splits(
         if sentences is None:
             check_number(read_lines(file), dataset(trained, name), os.fspath(file))
     if tests:
-        sacrebleu(["a"], ["a"], trained.cfg.task.target_lang)
+        sacrebleu_scorer(trained.cfg.task.target_lang)  # raises an error if its tokeniser is not installed
     return tests
 
 

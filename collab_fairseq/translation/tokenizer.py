@@ -5,7 +5,7 @@ import json
 import os
 import re
 from dataclasses import dataclass, field, fields
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import PathLike, sha256
@@ -87,12 +87,15 @@ def _check_card(card: Card) -> None:
     lengths = [card.longest] if card.longest_target is None else [card.longest, card.longest_target]
     if not all(type(length) is int and length > 1 for length in lengths):
         raise UserError(f"the longest sentences must have at least 2 tokens; got {lengths}")
-    types: Dict[str, Any] = {"moses": bool, "lowercase": bool, "made_from": dict, "licence": (str, type(None))}
-    expected_types = {bool: "true or false", dict: "an object"}
-    for name, allowed in types.items():
+    types: Sequence[Tuple[str, Any, str]] = (
+        ("moses", bool, "true or false"),
+        ("lowercase", bool, "true or false"),
+        ("made_from", dict, "an object"),
+        ("licence", (str, type(None)), "a string or null"),
+    )
+    for name, allowed, description in types:
         if not isinstance(getattr(card, name), allowed):
-            expected_type = expected_types.get(allowed, "a string or null")
-            raise UserError(f"{name} must be {expected_type}; got {getattr(card, name)!r}")
+            raise UserError(f"{name} must be {description}; got {getattr(card, name)!r}")
 
 
 def read_card(folder: PathLike) -> Card:

@@ -1,7 +1,8 @@
 """Rows, settings, selection and statistics of the convergence study, for convergence.py."""
 
+import itertools
 import math
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Sequence, Tuple
 
 from scipy import stats
 
@@ -90,12 +91,7 @@ def select(settings: Settings) -> Dict[str, Setting]:
         UserError: a setting that takes part lacks a selection seed, or a row has no such setting.
     """
     candidates = {setting: runs for setting, runs in settings.items() if takes_part(setting, settings)}
-    missing = [
-        f"{setting} with seed {seed}"
-        for setting, runs in candidates.items()
-        for seed in SELECTION_SEEDS
-        if seed not in runs
-    ]
+    missing = _missing(itertools.product(candidates, SELECTION_SEEDS), settings)
     if missing:
         raise UserError(f"the selection needs runs that are missing: {'; '.join(missing)}")
     means: Dict[str, List[Tuple[float, Setting]]] = {"F": [], "S": [], "C": []}
@@ -137,6 +133,10 @@ def missing_runs(settings: Settings) -> List[str]:
                 needed.append((Setting(row, 0.001 if low < high else 0.008, 1.0), first))
             elif low < high:
                 needed.append((Setting("F", 0.002, 0.62), first))
+    return _missing(needed, settings)
+
+
+def _missing(needed: Iterable[Tuple[Setting, int]], settings: Settings) -> List[str]:
     return [f"{setting} with seed {seed}" for setting, seed in needed if seed not in settings.get(setting, {})]
 
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Write a checkpoint that sets a different scale of the attention logits, for fairseq-train --attention-from FILE.
 
-The default scale is (embed_dim / heads)^-0.5 at any key dimension, as in the paper's runs. The checkpoint
-has no weights and sets the scale of every layer of the study's model to (key_dim / heads)^-0.5, or with
---factor F to F times the default.
+The default scale is (embed_dim / heads)^-0.5 at any key dimension, as in the paper's runs. The checkpoint has no
+weights and sets the scale of every layer of the study's model to (key_dim / heads)^-0.5, or with --factor F to F times
+the default.
 """
 
 import argparse

@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Fine-tune on GLUE, convert to collaborative heads at several key dimensions, fine-tune again
-(Table 2 of the paper).
+"""Fine-tune on GLUE, convert to collaborative heads, fine-tune again: Table 2 of the paper.
 
     run.py --model google-bert/bert-base-uncased
     run.py --rehearse bert     # a small model on a synthetic task, in minutes on one CPU core, without internet access

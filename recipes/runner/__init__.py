@@ -7,7 +7,7 @@ a Python program of the same name next to it (wmt14_en_de/rehearse.py) runs that
 In the order of a run:
 
     options      options of a step
-    settings     YAML file of a recipe; `ROOT`, `PYTHON`, `UserError`, `SettingsError`
+    settings     YAML file of a recipe; `ROOT`, `PYTHON`, `SettingsError`
     overrides    variant, options and SECTION.NAME=VALUE arguments: all merged in `merge`
     validation   names, types and ranges of settings; whether fairseq can build the model
     machine      device, precision, division of the batch among processes

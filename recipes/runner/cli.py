@@ -10,7 +10,7 @@ from typing import List, Tuple
 
 from omegaconf import DictConfig
 
-from collab_fairseq.scoring import bleu
+from collab_fairseq.scoring.bleu import sacrebleu_scorer
 from fairseq_modern import processor
 
 from . import data, overrides, settings, training
@@ -98,7 +98,7 @@ def read_run(script: Path, argv: List[str]) -> Tuple[DictConfig, argparse.Namesp
         cfg.recipe.reference = None  # the references of the test set, from a YAML file
     check_test_sets(cfg, args.valid)
     if script.stem in ("run", "evaluate"):
-        bleu.sacrebleu(["a"], ["a"], cfg.task.target_lang)  # raises an error if its tokeniser is not installed
+        sacrebleu_scorer(cfg.task.target_lang)  # raises an error if its tokeniser is not installed
     if cfg.lr_scheduler._name == "polynomial_decay":  # a number, so that stages share one schedule
         cfg.lr_scheduler.total_num_update = cfg.lr_scheduler.get("total_num_update") or cfg.optimization.max_update
     if not cfg.recipe.batch_tokens:

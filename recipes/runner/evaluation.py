@@ -63,14 +63,8 @@ def translate(run: RecipeRun, average: Average, split: str, name: str) -> None:
         logger.info("translating %s: already done", stem)
         return
     logger.info("translating %s", stem)
-    command = [
-        tool("fairseq-generate"),
-        run.data / "data-bin",
-        "--path",
-        run.average_file(average),
-        "--gen-subset",
-        split,
-    ]
+    model = run.average_file(average)
+    command = [tool("fairseq-generate"), run.data / "data-bin", "--path", model, "--gen-subset", split]
     command += flags(cfg, "task", "generation", "common_eval")
     command += ["--max-tokens", run.recipe.decoding_tokens, "--seed", cfg.common.seed, "--num-workers", 0]
     command += run.machine.flags()
