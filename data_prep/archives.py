@@ -75,7 +75,7 @@ def verify(archive: Archive, path: Path) -> str:
     """The checksum of an archive, `md5:HEX` or `sha256:HEX`.
 
     Raises:
-        UserError: the file is missing, or its checksum differs.
+        UserError: the file is missing or a web page, or its checksum differs.
     """
     if not path.is_file():
         raise UserError(f"there is no file {path}, expected the archive {archive.name}")
@@ -87,10 +87,13 @@ def verify(archive: Archive, path: Path) -> str:
         while chunk := stream.read(1 << 20):
             digest.update(chunk)
     checksum = f"{algorithm}:{digest.hexdigest()}"
+    if first_bytes.startswith((b"<!doctype", b"<html")):
+        raise UserError(f"{path} must be the archive {archive.name}; got a web page")
     if expected not in ("-", checksum):
-        is_page = first_bytes.startswith((b"<!doctype", b"<html"))
-        problem = "a web page" if is_page else "truncated, damaged or another file"
-        raise UserError(f"{path} is {problem}: the checksum of {archive.name} must be {expected}; got {checksum}")
+        raise UserError(
+            f"{path} is truncated, damaged or another file: the checksum of {archive.name} must be {expected}; "
+            f"got {checksum}"
+        )
     return checksum
 
 

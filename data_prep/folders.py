@@ -7,23 +7,25 @@ from pathlib import Path
 from typing import Callable, Iterator
 
 from fairseq_modern.errors import UserError
-from fairseq_modern.files import CHECKSUMS, damaged_files, sha256
+from fairseq_modern.files import CHECKSUMS, NO_LOCKS, damaged_files, sha256
 
 
 @contextlib.contextmanager
 def output_lock(output: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     """Allow one preparation of an output at a time; the system releases the lock of a killed process.
 
-    Unlike those of filelock, the lock file is removed at the end: a failed preparation leaves nothing.
+    Unlike those of filelock, the lock file is removed at the end: a failed preparation leaves nothing. On a file system
+    without locks, nothing is locked.
     """
     path = f"{output}.lock"
     while True:
         with open(path, "w") as file:
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                on_wait()
-                fcntl.lockf(file, fcntl.LOCK_EX)
+            except OSError as error:
+                if error.errno not in NO_LOCKS:
+                    on_wait()
+                    fcntl.lockf(file, fcntl.LOCK_EX)
             if not os.path.exists(path) or not os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
                 continue  # the previous holder has removed the file
             try:

@@ -16,23 +16,23 @@ from typing import Any, Callable, Iterator, List, Optional
 
 # Message of fairseq or its libraries -> message to print; {0} is the first group.
 PATTERNS = (
-    (r"^\w+: Model file not found: (.*)", "there is no checkpoint {0}."),
-    (r"^MissingMandatoryValue: Missing mandatory value: (?:\w+\.)*(\w+)", "{flag} is missing."),
+    (r"^\w+: Model file not found: (.*)", "there is no checkpoint {0}"),
+    (r"^MissingMandatoryValue: Missing mandatory value: (?:\w+\.)*(\w+)", "{flag} is missing"),
     (
         r"^RuntimeError: .*DefaultCPUAllocator: .*tried to allocate (\d+) bytes",
-        "out of memory: cannot allocate a tensor of {0} bytes; use a smaller model or lower --max-tokens.",
+        "out of memory: cannot allocate a tensor of {0} bytes; use a smaller model or lower --max-tokens",
     ),
     (
         "^(?:OutOfMemory|Runtime)Error: .*out of memory",
-        "out of GPU memory; lower --max-tokens or --batch-size and, in training, raise --update-freq in proportion.",
+        "out of GPU memory; lower --max-tokens or --batch-size and, in training, raise --update-freq in proportion",
     ),
     (  # gloo and NCCL if another process has ended
         r"(?s)^(?:Runtime|Dist\w+)Error: .*(?:[Cc]onnection (?:closed|reset)|[Bb]roken pipe|remote process exit)",
-        "another process of this training run has ended; see its message.",
+        "another process of this training run has ended; see its message",
     ),
     (  # fairseq then searches for the first NaN, which fails (StopIteration) with current versions of torch
         "^FloatingPointError: .*(gradients are Nan/Inf|Minimum loss scale reached)",
-        "training diverged ({0}); lower --lr, raise --warmup-updates or clip gradients (--clip-norm).",
+        "training diverged ({0}); lower --lr, raise --warmup-updates or clip gradients (--clip-norm)",
     ),
 )
 EXPLANATION = "fairseq_modern_explanation"  # attribute of an exception
@@ -79,16 +79,16 @@ def build_model(error: Exception, cfg: Any, *_: Any) -> Optional[str]:
 
     name = getattr(cfg, "_name", None) or getattr(cfg, "arch", None)
     if isinstance(name, str) and name not in ARCH_MODEL_REGISTRY and name not in MODEL_DATACLASS_REGISTRY:
-        return f"fairseq has no model {name}; add the --user-dir that defines it (common.user_dir with Hydra)."
+        return f"fairseq has no model {name}; add the --user-dir that defines it (common.user_dir with Hydra)"
     return None
 
 
 def setup_task(error: Exception, cfg: Any) -> Optional[str]:
     expected = "the data folder must be the --destdir of fairseq-preprocess"
     if str(error).startswith("Could not infer language pair"):
-        return f"{expected}; got {cfg.data}, which holds no binarised data."
+        return f"{expected}; got {cfg.data}, which holds no binarised data"
     if isinstance(error, OSError) and error.filename is not None:
-        return f"{expected}; got {error.filename} ({error.strerror})."
+        return f"{expected}; got {error.filename} ({error.strerror})"
     return None
 
 
@@ -97,30 +97,30 @@ def load_dataset(error: Exception, task: Any, split: str, *_: Any) -> Optional[s
     if missing is None:
         return None
     splits = sorted({name.split(".")[0] for name in os.listdir(missing[1]) if name.endswith(".idx")})
-    return f"{missing[1]} has no split {split!r}; its splits are {', '.join(splits) or 'none'}."
+    return f"{missing[1]} has no split {split!r}; its splits are {', '.join(splits) or 'none'}"
 
 
 def main(error: Exception, cfg: Any, *_: Any) -> Optional[str]:
-    return "--path is missing." if getattr(cfg, "common_eval", cfg).path is None else None
+    return "--path is missing" if getattr(cfg, "common_eval", cfg).path is None else None
 
 
 def import_user_module(error: Exception, args: Any) -> Optional[str]:
     folder = os.path.abspath(args.user_dir)
-    return None if os.path.exists(folder) else f"--user-dir must be a folder with code; there is no {folder}."
+    return None if os.path.exists(folder) else f"--user-dir must be a folder with code; there is no {folder}"
 
 
 def verify_checkpoint_directory(error: Exception, save_dir: str) -> Optional[str]:
-    return f"cannot write to --save-dir {save_dir} ({error.strerror})." if isinstance(error, OSError) else None
+    return f"cannot write to --save-dir {save_dir} ({error.strerror})" if isinstance(error, OSError) else None
 
 
 def load_checkpoint_to_cpu(error: Exception, path: str, *_: Any) -> Optional[str]:
     if isinstance(error, FileNotFoundError):
-        return f"there is no checkpoint {path}."
+        return f"there is no checkpoint {path}"
     if not isinstance(error, IsADirectoryError):
         return None
     files = sorted(name for name in os.listdir(path) if name.endswith(".pt"))
     listed = ", ".join(files[:3]) or "none"
-    return f"the checkpoint must be a file; got the folder {path} (its checkpoints: {listed})."
+    return f"the checkpoint must be a file; got the folder {path} (its checkpoints: {listed})"
 
 
 def load_model_ensemble_and_task(error: Exception, filenames: List[str], *_: Any) -> Optional[str]:
@@ -152,7 +152,7 @@ def explain_mismatch(error: Exception, path: str, find_cause: Callable[[], str])
     listed = "; ".join(differences[:3])
     if len(differences) > 3:
         listed += f" and {len(differences) - 3} more"
-    return f"{path} does not fit the model: {listed}; use the same settings as in its training run: {find_cause()}."
+    return f"{path} does not fit the model: {listed}; use the same settings as in its training run: {find_cause()}"
 
 
 def differing_flags(saved: Any, current: Any) -> str:

@@ -31,7 +31,7 @@ def evaluate(expression: str) -> Any:
         return _value(ast.parse(expression.strip(), mode="eval").body)
     except (SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError) as error:
         got = expression[:200]
-        raise UserError(f"a setting must be a value such as 0.1 or [(512, 3)] * 20; got {got!r} ({error}).") from error
+        raise UserError(f"a setting must be a value such as 0.1 or [(512, 3)] * 20; got {got!r} ({error})") from error
 
 
 def _value(node: ast.expr) -> Any:

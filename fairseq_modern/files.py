@@ -16,6 +16,7 @@ PathLike = Union[str, "os.PathLike[str]"]
 
 CHECKSUMS = "SHA256SUMS"
 LOCK_TIMEOUT = 60  # seconds to wait for a lock
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # on a file system without locks
 _TEMPORARY = re.compile(r"(.+)\.[0-9a-f]{16}\.tmp")  # see `temporary_name`
 
 
@@ -164,7 +165,7 @@ def acquire_lock(path: str, on_wait: Callable[[], None]) -> filelock.BaseFileLoc
         on_wait()
         lock.acquire(timeout=LOCK_TIMEOUT, poll_interval=0.2)
     except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+        if error.errno not in NO_LOCKS:
             raise
     return lock
 

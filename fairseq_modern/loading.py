@@ -84,7 +84,7 @@ def load_dictionary(f: Any, *args: Any, **options: Any) -> Any:
     """Call `load` for a checkpoint, which must be a dictionary, and `make_plain` for its settings."""
     state, name = load(f, *args, **options), getattr(f, "name", f)
     if not isinstance(state, dict):
-        raise UserError(f"{name}: a checkpoint must be a dictionary; got a {type(state).__name__}.")
+        raise UserError(f"{name}: a checkpoint must be a dictionary; got a {type(state).__name__}")
     make_plain(state, name)
     return state
 
@@ -99,13 +99,13 @@ def make_plain(state: Dict[str, Any], file: Any) -> None:
     for name, section in sections.items():
         expected = types.get(name, (dict, argparse.Namespace))
         if section is not None and not isinstance(section, expected):
-            raise UserError(f"{file}: {name} must be a mapping of settings; got a {type(section).__name__}.")
+            raise UserError(f"{file}: {name} must be a mapping of settings; got a {type(section).__name__}")
     counter = itertools.count(1)
 
     def plain(value: Any, name: str, depth: int) -> Any:
         if depth > _MAX_DEPTH or next(counter) > _MAX_SETTINGS:
             raise UserError(
-                f"{file}: {name} must have at most {_MAX_SETTINGS:,} settings, nested at most {_MAX_DEPTH} deep."
+                f"{file}: {name} must have at most {_MAX_SETTINGS:,} settings, nested at most {_MAX_DEPTH} deep"
             )
         if isinstance(value, str) and "${" in value:
             return plain(_referent(value, cfg, f"{file}: {name}"), name, depth + 1)
@@ -132,7 +132,7 @@ def _referent(text: str, cfg: Any, name: str) -> Any:
         settings = _mapping(value)
         if not isinstance(settings, dict) or key not in settings:
             raise UserError(
-                f"{name} must be a value or a reference to another setting of the checkpoint; got {text[:80]!r}."
+                f"{name} must be a value or a reference to another setting of the checkpoint; got {text[:80]!r}"
             )
         value = settings[key]
     return value
@@ -144,12 +144,12 @@ def _explain(file: Any, error: Exception) -> str:
     if rejected is not None:
         return (
             f"{file} was not loaded: it must hold only tensors, numbers, strings and settings; "
-            f"got a call of {rejected.group(1)}, which could run code."
+            f"got a call of {rejected.group(1)}, which could run code"
         )
     reason = type(error).__name__
     if "weights_only" not in str(error):  # torch's advice to load the file unsafely
         reason = f"{reason}: {error}".split("\n")[0].split(". ")[0].rstrip(": .")
-    return f"{file} was not loaded: it must be a complete checkpoint; got a damaged file or another format ({reason})."
+    return f"{file} was not loaded: it must be a complete checkpoint; got a damaged file or another format ({reason})"
 
 
 def patch(module: ModuleType) -> None:

@@ -48,7 +48,7 @@ def patch(module: ModuleType) -> None:
         def error(message: str) -> None:
             match = re.match(r"argument (?:-a/)?(--(?:arch|task|criterion|optimizer))\b.* choice: '(\S+)'", message)
             if match is not None:
-                raise UserError(f"fairseq has no {match[1]} {match[2]}; add the --user-dir that defines it.")
+                raise UserError(f"fairseq has no {match[1]} {match[2]}; add the --user-dir that defines it")
             original_error(message)
 
         parser.error = error

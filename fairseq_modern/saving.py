@@ -24,7 +24,7 @@ def checkpoint_file(path: str) -> Iterator[Any]:
             yield file
     except OSError as error:
         reason = error.strerror or error
-        raise UserError(f"{path} could not be written ({reason}); an existing file is unchanged.") from error
+        raise UserError(f"{path} could not be written ({reason}); an existing file is unchanged") from error
 
 
 def patch(module: ModuleType) -> None:

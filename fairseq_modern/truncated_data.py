@@ -23,7 +23,7 @@ def patch(module: ModuleType) -> None:
         try:
             original(self, path)
         except ValueError as error:  # the index is truncated, or a file is empty
-            raise UserError(f"{path}.idx or {path}.bin is truncated ({error}); {advice}.") from error
+            raise UserError(f"{path}.idx or {path}.bin is truncated ({error}); {advice}") from error
         if len(self._index) == 0:
             return
         start, length = self._index[len(self._index) - 1]
@@ -32,9 +32,9 @@ def patch(module: ModuleType) -> None:
         if start != expected_start:
             raise UserError(
                 f"{path}.idx must place the last sentence at byte {expected_start}; got {start}, so that sentences "
-                "would be wrong; binarise the data again."
+                "would be wrong; binarise the data again"
             )
         expected = expected_start + int(length) * item_size
         size = len(self._bin_buffer)
         if size < expected:
-            raise UserError(f"{path}.bin must have at least {expected} bytes; got {size}; {advice}.")
+            raise UserError(f"{path}.bin must have at least {expected} bytes; got {size}; {advice}")

@@ -22,5 +22,5 @@ def patch(module: ModuleType) -> None:
         if surplus.difference(trainer.get_model().state_dict()):
             raise UserError(
                 f"{filename} was written by fairseq without fairseq_modern: its model can be loaded, but its optimizer "
-                "state has more parameters; give --reset-optimizer or --finetune-from-model."
+                "state has more parameters; give --reset-optimizer or --finetune-from-model"
             )

@@ -223,7 +223,18 @@ def _check_row(row: Any) -> None:
     import pandas
 
     names, runs = f"{', '.join(row['name'])} would be one row", row["run"].tolist()
-    settings = pandas.json_normalize([{"config": run["config"]} for run in runs]).astype(str)
+    # records of earlier versions have no settings of decoding
+    known = next((run["decoding"] for run in runs if "decoding" in run), None)
+    compared = [
+        {
+            "config": run["config"],
+            "averaged": averaged(run),
+            "decoding": str(run.get("decoding", known)),
+            "files": str(run.get("files")),
+        }
+        for run in runs
+    ]
+    settings = pandas.json_normalize(compared).astype(str)
     settings = settings.loc[:, ~settings.columns.str.startswith("config.common")]
     different = [name for name in settings if settings[name].nunique(dropna=False) > 1]
     if different:

@@ -6,6 +6,7 @@ Recipes write it at the end of a run. The fields are those of record.py. Setting
     config         settings of the checkpoint by section; of `common` only the precision
     data           {file: SHA-256} of the prepared corpus
     averaged_from  [{file, sha256, num_updates}]
+    decoding       {setting: value} of the search, if any
     files          {setting: {file, sha256}} of files named by settings, if any
     published      the publication, if the result was not measured here
 
@@ -76,6 +77,7 @@ def make_record(
     threads: Optional[int] = None,
     repository: Optional[PathLike] = None,
     files: Optional[Dict[str, Any]] = None,
+    decoding: Optional[Dict[str, Any]] = None,
 ) -> Dict[str, Any]:
     """Make the record of a training run.
 
@@ -92,6 +94,7 @@ def make_record(
         threads: recorded, with the hardware of this machine, if the last part in `usage` has no hardware.
         repository: checkout whose commit is recorded (default: that of this package).
         files: setting → name and SHA-256 of the file that it names.
+        decoding: setting → value of the search.
     """
     measured = read_usage(usage) or [{"log_from": 0}]
     machines = [part.pop("hardware", {}) for part in measured]
@@ -108,8 +111,7 @@ def make_record(
         "data": {file.lstrip("*"): digest for digest, file in checksums},
         "averaged_from": (checkpoint.get("extra_state") or {}).get("averaged_from"),
     }
-    if files:
-        settings["files"] = files
+    settings.update({name: value for name, value in (("files", files), ("decoding", decoding)) if value})
     free = log["gb_free"]
     device = "cpu" if free is None else "gpu"
     record = Record("training", name, command, settings, device=device, repository=repository)

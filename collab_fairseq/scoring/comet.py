@@ -10,6 +10,7 @@ from typing import List, Sequence, Tuple
 from collab_fairseq.scoring.bleu import Score
 from collab_fairseq.scoring.sufficient_statistics import dump
 from fairseq_modern.errors import UserError
+from fairseq_modern.files import sha256
 
 
 def comet(
@@ -44,6 +45,8 @@ def comet(
     scores = [100 * float(score) for score in predicted]
     version = importlib.metadata.version("unbabel-comet")
     name = os.path.basename(os.path.normpath(model))
+    if os.path.isfile(model):
+        name += f"-{sha256(model)[:8]}"  # checkpoints of different models have the same name
     signature = f"unbabel-comet:{version}|model:{name}"
     score = Score("COMET", sum(scores) / len(scores), signature=signature)
     return score, dump([(f"{sentence_score:.4f}", 1) for sentence_score in scores])

@@ -90,8 +90,9 @@ def tests_page(settings: Settings) -> str:
         table.append([f"{one} − {other}", *cells])
     every = [run for by_seed in settings.values() for run in by_seed.values()]
     missing = missing_runs(settings)
-    if length_of(every[0]) != UPDATES or len({run["commit"]["id"] for run in every}) > 1:
-        verdict = f"Outcome: **undecided: the protocol needs runs of {UPDATES:,} updates from one commit**."
+    commits = {(run["commit"]["id"], run["commit"]["modified"]) for run in every}
+    if length_of(every[0]) != UPDATES or len(commits) > 1 or commits.pop()[1] is not False:
+        verdict = f"Outcome: **undecided: the protocol needs runs of {UPDATES:,} updates from one unmodified commit**."
     elif missing:
         verdict = f"Outcome: **undecided: runs of the selection are missing: {'; '.join(missing)}**."
     elif tuple(seeds) == TEST_SEEDS:

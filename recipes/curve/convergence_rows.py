@@ -7,7 +7,7 @@ from typing import Dict, Iterable, List, NamedTuple, Sequence, Tuple
 from scipy import stats
 
 from collab_fairseq.records import key_dim_study
-from collab_fairseq.records.rows import TrainingRecord, is_collaborative, key_dim
+from collab_fairseq.records.rows import TrainingRecord, frame, is_collaborative, key_dim
 from collab_fairseq.scoring.significance import Interval, interval
 from fairseq_modern.errors import UserError
 
@@ -62,7 +62,11 @@ def setting_of(run: TrainingRecord) -> Setting:
 
 
 def by_setting(runs: Sequence[TrainingRecord]) -> Settings:
-    """Setting → seed → run; raises UserError for two runs of one setting and seed, or different lengths."""
+    """Setting → seed → run.
+
+    Raises:
+        UserError: two runs of one setting have the same seed or different models, or runs differ in length or data.
+    """
     settings: Settings = {}
     for run in runs:
         seeds = settings.setdefault(setting_of(run), {})
@@ -72,6 +76,12 @@ def by_setting(runs: Sequence[TrainingRecord]) -> Settings:
     lengths = sorted({length_of(run) for run in runs})
     if len(lengths) != 1:
         raise UserError(f"all runs must have the same length; got {lengths} updates")
+    if any(run["data"] != runs[0]["data"] for run in runs):
+        raise UserError("all runs must have the same data; got different checksums")
+    for setting, by_seed in settings.items():
+        if frame(list(by_seed.values()), ("heads", "key_dim"))["row"].nunique() > 1:  # raises for other settings
+            names = ", ".join(run["name"] for run in by_seed.values())
+            raise UserError(f"runs of {setting} must have the same heads; got {names}")
     return {setting: dict(sorted(settings[setting].items())) for setting in sorted(settings)}
 
 

@@ -91,6 +91,9 @@ def read(script: Path, argv: List[str]) -> Tuple[DictConfig, argparse.Namespace]
 def read_run(script: Path, argv: List[str]) -> Tuple[DictConfig, argparse.Namespace]:
     """Like `read`, for a single run: validates the settings and completes those that depend on others."""
     cfg, args = read(script, argv)
+    for option, path in (("--output", args.output), ("--data", args.data)):
+        if os.pathsep in (path or ""):
+            raise SettingsError(f"{option} must be a path without {os.pathsep!r}, where fairseq splits it; got {path}")
     validate(cfg)
     if script.stem in ("train", "run"):
         check_averages(cfg)

@@ -186,6 +186,7 @@ def record(run: RecipeRun, average: Average) -> None:
             scores={name: run.output / f"{name}{average.suffix}.scores.json" for name in run.test_sets.values()},
             losses=losses(run, checkpoint),
             files=file_settings(run),
+            decoding=of_decoding(identity(run.cfg)),
         )
         write_json(content, file)
     logger.info("record: %s", file)

@@ -69,6 +69,9 @@ def add_run_options(parser: argparse.ArgumentParser, recipe: str, cfg: DictConfi
     group.add_argument("--output", metavar="DIR", type=os.path.abspath, help=text)
     text = "print the training command of run.sh and train.sh, and do nothing"
     group.add_argument("--dry-run", action="store_true", help=text)
+    sets = ", ".join((cfg.recipe.valid_tests or {}).values()) or "not in this recipe"
+    text = f"evaluate on the validation set instead of the test set ({sets})"
+    group.add_argument("--valid", action="store_true", help=text)
     if cfg.recipe.stock:
         text = "fairseq's own transformer of the same size instead (excludes --heads, --key-dim, --fast)"
         group.add_argument("--stock", action="store_true", help=text)
@@ -137,9 +140,6 @@ def add_shared_options(parser: argparse.ArgumentParser, recipe: str, cfg: DictCo
     add_setting(group, cfg, "--average", "recipe.average", text, metavar="N", type=positive)
     text = "evaluate after each of N equal parts of the run"
     add_setting(group, cfg, "--stages", "recipe.stages", text, metavar="N", type=positive)
-    sets = ", ".join((settings.valid_tests or {}).values()) or "not in this recipe"
-    text = f"evaluate on the validation set instead of the test set ({sets})"
-    group.add_argument("--valid", action="store_true", help=text)
     text = f"settings that override {recipe}.yaml: FILE.yaml, or the name of one next to it (default: $RECIPE_CONFIG)"
     group.add_argument("--config", metavar="FILE", help=text)
 

@@ -73,10 +73,10 @@ def _reject_conflicts(args: Namespace, options: Dict[str, Any], words: List[str]
 
 
 def _keep_number_of_checkpoints(cfg: DictConfig, recipe: DictConfig) -> None:
-    """Scale the checkpoint interval with the length of the run."""
-    interval = recipe.checkpoint.save_interval_updates
-    if interval > 0:
-        number = max(1, recipe.optimization.max_update // interval)
+    """Scale the checkpoint interval with the length of the run, if an override changes the length."""
+    interval, updates = recipe.checkpoint.save_interval_updates, recipe.optimization.max_update
+    if interval > 0 and cfg.optimization.max_update != updates:
+        number = max(1, updates // interval)
         cfg.checkpoint.save_interval_updates = max(1, cfg.optimization.max_update // number)
 
 

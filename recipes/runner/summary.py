@@ -29,7 +29,7 @@ def examples(texts: Path, languages: Tuple[str, str], runs: Sequence[Path]) -> s
     count = min(EXAMPLES, len(candidates))
     width = max(map(len, versions))
     blocks = []
-    for number in [candidates[len(candidates) * n // EXAMPLES] for n in range(count)]:
+    for number in [candidates[len(candidates) * n // count] for n in range(count)]:
         lines = [f"    {name:<{width}}  {version[number]}" for name, version in versions.items()]
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)

@@ -66,7 +66,7 @@ def sweep(
         return
     unfinished = {}
     for name, command in runs.items():
-        if (output / name / "record.json").is_file():
+        if is_finished(output / name, bool(cfg.recipe.blind)):
             logger.info("%s: already done", name)
         else:
             unfinished[name] = command
@@ -83,6 +83,12 @@ def sweep(
             write_tables(output, runs)
         if failed:
             raise UserError(f"not finished: {', '.join(failed)}; the same command resumes")
+
+
+def is_finished(folder: Path, publishes: bool) -> bool:
+    """Whether a run has its record and, if it `publishes` a model, the model folder. A copied record is enough."""
+    is_copy = not (folder / "averaged.pt").exists()
+    return (folder / "record.json").is_file() and (is_copy or not publishes or (folder / "model").is_dir())
 
 
 def check_existing(folder: Path, settings: Dict[str, Any], data: Path) -> None:
@@ -131,6 +137,8 @@ def run_program(recipe: str, args: argparse.Namespace) -> List[str]:
     words = shell_words("--submit", args.submit)
     if not words or not (args.dry_run or shutil.which(words[0])):
         raise SettingsError(f"--submit must begin with a program that is installed; got '{args.submit}'")
+    if Path.cwd().resolve() != ROOT:  # run.sbatch looks for the recipe in the folder of submission
+        raise SettingsError(f"--submit must be given in {ROOT}; got {Path.cwd()}")
     return [*words, str(ROOT / "recipes/slurm/run.sbatch"), recipe]
 
 

@@ -7,7 +7,7 @@ from typing import List
 
 from collab_fairseq.records import environment
 from fairseq_modern.errors import UserError
-from fairseq_modern.fault_tolerance.resuming import latest_valid_checkpoint
+from fairseq_modern.fault_tolerance.resuming import START, latest_valid_checkpoint
 
 from .averaging import write_averages
 from .machine import SET_BY_MACHINE
@@ -46,7 +46,7 @@ def train_stage(run: RecipeRun, average: Average, step: str) -> None:
         # auto is fp16 or bf16, depending on the GPUs: the record lists the precision of each part
         machine = {**environment.hardware(), "threads": run.machine.threads}
         about = {"precision": run.machine.precision, "hardware": machine}
-        if run_logged(command(run, average), log, usage, about, run.machine.stop_signal()):
+        if run_logged(command(run, average, latest is not None), log, usage, about, run.machine.stop_signal()):
             raise UserError(f"training failed, see {log}; correct the cause, then resume with the same command")
     if average.stage:  # the record of a stage describes its own part of the training run
         for file in (log, usage):
@@ -61,15 +61,21 @@ def train_as_other_node(run: RecipeRun) -> None:
         if latest and latest.updates >= run.end(average):
             continue
         log = run.output / f"train.node{run.machine.node_rank}.log"
-        if run_logged(command(run, average), log):
+        if run_logged(command(run, average, latest is not None), log):
             raise UserError(f"training failed on this node, see {log}")
 
 
-def command(run: RecipeRun, average: Average) -> List[str]:
-    """The command that trains a run up to the end of a stage."""
+def command(run: RecipeRun, average: Average, resumes: bool = False) -> List[str]:
+    """The command that trains a run up to the end of a stage.
+
+    If it resumes the run, it has no settings for the start: fairseq would apply them again if anything else differs
+    from the previous command, such as the number of GPUs.
+    """
     cfg, machine = run.cfg.copy(), run.machine
     cfg.optimization.max_update = run.end(average)
     cfg.checkpoint.save_dir = str(run.checkpoints)
+    for name in START if resumes else ():
+        cfg.checkpoint.pop(name, None)
     if run.recipe.training_module:
         cfg.common.user_dir = str(ROOT / run.recipe.training_module)
     for name in SET_BY_MACHINE:

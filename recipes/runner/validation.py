@@ -12,10 +12,11 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from fairseq_modern.errors import is_user_error
 
-from .settings import USER_DIR, Recipe, SettingsError, leaves, shown, stage_ends, test_sets
+from .settings import TRAINING_SECTIONS, USER_DIR, Recipe, SettingsError, leaves, shown, stage_ends, test_sets
 
 logger = logging.getLogger("recipe")
 
+SECTIONS = (*TRAINING_SECTIONS, "generation", "common_eval", "recipe")
 #: settings without a value until the run starts
 SET_LATER = {"common.user_dir", "checkpoint.save_dir", "task.data"}
 #: settings whose values must be at least 1
@@ -35,8 +36,12 @@ NOT_NEGATIVE = (
     *("common.seed", "dataset.num_workers", "dataset.validate_interval_updates"),
     *("optimization.clip_norm", "optimizer.weight_decay", "lr_scheduler.warmup_updates"),
 )
-#: settings that end training before optimization.max_update, whose last checkpoints a recipe averages
-ENDS_EARLY = ("optimization.max_epoch", "optimization.stop_time_hours", "checkpoint.patience")
+#: settings that end training before optimization.max_update, or leave out checkpoints or a part of them
+UNSUPPORTED = (
+    *("optimization.max_epoch", "optimization.stop_time_hours", "checkpoint.patience"),
+    *("checkpoint.no_save", "checkpoint.no_last_checkpoints", "checkpoint.no_save_optimizer_state"),
+    "dataset.validate_after_updates",
+)
 #: common names of settings → fairseq's, or this project's
 ALIASES = {
     "learning_rate": "optimization.lr",
@@ -65,8 +70,8 @@ def check(cfg: DictConfig) -> Dict[str, DictConfig]:
         raise SettingsError(f"{error.full_key} must have a value: {first_line(error)}") from error
     schemas, complete = _schemas(cfg), {}
     for section in map(str, cfg):
-        if section not in schemas:
-            raise SettingsError(f"{section} is not a section of settings{suggestion(section, schemas)}")
+        if section not in SECTIONS:
+            raise SettingsError(f"{section} is not a section of a recipe's settings{suggestion(section, SECTIONS)}")
         try:
             complete[section] = OmegaConf.merge(schemas[section], cfg[section])
         except ConfigKeyError as error:
@@ -76,6 +81,9 @@ def check(cfg: DictConfig) -> Dict[str, DictConfig]:
             raise SettingsError(f"{name} is not a setting{similar}") from error
         except OmegaConfBaseException as error:
             raise SettingsError(f"{section}.{error.full_key}: {first_line(error)}") from error
+        for name, value in leaves(cfg[section]):
+            if isinstance(value, bool) and isinstance(OmegaConf.select(complete[section], name), str):
+                raise SettingsError(f"{section}.{name} must be text, in quotes if YAML reads a boolean; got {value}")
     return complete  # type: ignore[return-value]
 
 
@@ -151,13 +159,17 @@ def validate(cfg: DictConfig) -> None:
 
 
 def _check_ranges(complete: DictConfig) -> None:
-    for name in ENDS_EARLY:
+    for name in UNSUPPORTED:
         value = OmegaConf.select(complete, name)
         if value and value > 0:
             raise SettingsError(
-                f"{name} must be left out: a recipe averages the last checkpoints before optimization.max_update; "
-                f"got {shown(value)}"
+                f"{name} must be left out: a recipe resumes from its checkpoints, and averages the last ones before "
+                f"optimization.max_update; got {shown(value)}"
             )
+    if len(_values(complete, "optimization.update_freq")) > 1:
+        raise SettingsError(
+            f"optimization.update_freq must be one number in a recipe; got {complete.optimization.update_freq}"
+        )
     for value in _values(complete, "optimization.lr"):
         if not 0 < value < math.inf:
             raise SettingsError(f"optimization.lr must be positive numbers; got {value}")

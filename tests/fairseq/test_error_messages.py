@@ -59,9 +59,9 @@ MISTAKES = {
         ["fairseq-train", "data", "--arch", "transformer_collab"],
         "fairseq has no --arch transformer_collab; add the --user-dir .*",
     ),
-    "missing --user-dir": (train("--user-dir", "no"), "--user-dir .* no .*/no."),
-    "generate without --path": (generate(*USER), "--path is missing."),
-    "missing checkpoint": (generate(*USER, "--path", "no.pt"), "there is no checkpoint no.pt."),
+    "missing --user-dir": (train("--user-dir", "no"), "--user-dir .* no .*/no"),
+    "generate without --path": (generate(*USER), "--path is missing"),
+    "missing checkpoint": (generate(*USER, "--path", "no.pt"), "there is no checkpoint no.pt"),
     "--path is a folder": (
         generate(*USER, "--path", "run"),
         "the checkpoint must be a file; got the folder run .*checkpoint_last.pt.*",
@@ -69,20 +69,20 @@ MISTAKES = {
     "other dictionary": (
         generate(*USER, "--path", SAVED, data="other dictionary"),
         rf"{SAVED} does not fit the model: encoder.embed_tokens.weight is \(32, 16\) in the file, "
-        r"\(13, 16\) in the model; .*: the data folder \(for its dictionaries\).",
+        r"\(13, 16\) in the model; .*: the data folder \(for its dictionaries\)",
     ),
     "other --key-dim": (
         train(save_dir="run", key_dim=4),
         rf"{SAVED} does not fit .*self_attn\.\w+.* is \(\d+, 6\) in the file, \(\d+, 4\) in the model; "
-        r".* and \d+ more; .*: --key-dim 6.",
+        r".* and \d+ more; .*: --key-dim 6",
     ),
     "additional --attention-content-bias": (
         train("--attention-content-bias", save_dir="run"),
-        r".*self_attn.content_bias is only in the model.*: no --attention-content-bias.",
+        r".*self_attn.content_bias is only in the model.*: no --attention-content-bias",
     ),
     "fairseq's --arch for a collaborative model": (
         train(save_dir="run", arch="transformer", key_dim=None),
-        rf"{SAVED} does not fit .*: --arch transformer_collab and its sizes.",
+        rf"{SAVED} does not fit .*: --arch transformer_collab and its sizes",
     ),
     "resuming with another multiplier": (
         train(save_dir="run", mixing_lr_multiplier=8),
@@ -97,17 +97,17 @@ MISTAKES = {
         rf"--key-dim is 4, but 6 in --attention-from {SAVED}; leave out --key-dim",
     ),
     "no data folder": (train(data="nowhere"), r"the data folder must be .* got nowhere \(No such file .*"),
-    "text instead of data": (train(data="conf"), "the data .* got conf, which holds no binarised data."),
-    "no train split": (train(data="no train"), "no train has no split 'train'; its splits are test, valid."),
+    "text instead of data": (train(data="conf"), "the data .* got conf, which holds no binarised data"),
+    "no train split": (train(data="no train"), "no train has no split 'train'; its splits are test, valid"),
     "--save-dir below a file": (
-        train(save_dir="file/below"), r"cannot write to --save-dir file/below \(Not a directory\).",
+        train(save_dir="file/below"), r"cannot write to --save-dir file/below \(Not a directory\)",
     ),
     "divergence": (train(lr=1e30, max_update=9), r"training diverged \(gradients are Nan/Inf\); .*"),
     "out of memory": (train(key_dim=10**13), r"out of memory: cannot allocate a tensor of \d{15} bytes; .*"),
     "--fp16 on a CPU": (train(fp16=True), "--fp16 needs a GPU, but --cpu is given; leave out --fp16.*"),
     "--bpe without its model": (
         ["fairseq-interactive", "data", *USER, "--path", SAVED, "--bpe", "sentencepiece"],
-        "--sentencepiece-model is missing.",
+        "--sentencepiece-model is missing",
     ),
     "missing config": ([*HYDRA, "nope"], r"--config-name must be .* conf: experiment\.yaml; got nope"),
     "mistyped key of the model": (
@@ -169,7 +169,7 @@ def test_truncated_data_are_rejected_when_opened(tiny_data, tmp_path, part, size
     path = str(tmp_path / "data")
     assert len(indexed_dataset.MMapIndexedDataset(path)[199]) > 3
     os.truncate(f"{path}.{part}", size)
-    with pytest.raises(UserError, match=rf"{path}\.\w+ .*{message}.*; binarise or copy the data again\."):
+    with pytest.raises(UserError, match=rf"{path}\.\w+ .*{message}.*; binarise or copy the data again"):
         indexed_dataset.MMapIndexedDataset(path)
 
 

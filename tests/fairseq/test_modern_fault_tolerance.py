@@ -211,6 +211,6 @@ def test_a_failed_write_is_one_error_and_leaves_the_last_checkpoint(tiny_data, t
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     (error,) = (line for line in done.stderr.splitlines() if "error:" in line)
-    assert "could not be written (File too large); an existing file is unchanged." in error
+    assert "could not be written (File too large); an existing file is unchanged" in error
     assert state(tmp_path)["extra_state"]["train_iterator"]["epoch"] == 3
     assert not list(tmp_path.glob("*.tmp"))

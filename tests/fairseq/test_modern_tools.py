@@ -84,13 +84,13 @@ def test_only_fairseqs_programs_shorten_errors(program, name, wants_traceback, m
     monkeypatch.setattr(sys, "excepthook", lambda cls, error, traceback: tracebacks.append(error))
     errors.show_user_errors(SimpleNamespace())
     layer_error = type("LayerError", (ValueError,), {"user_error": True})  # in a module that imports torch only
-    raised = [errors.UserError("a file\nis missing."), layer_error("a flag is wrong."), ValueError("a bug")]
+    raised = [errors.UserError("a file\nis missing"), layer_error("a flag is wrong"), ValueError("a bug")]
     for error in raised:
         sys.excepthook(type(error), error, None)
     assert errors.tool_name() == name
     is_shortened = name is not None and wants_traceback == "0"
     assert tracebacks == raised[2 if is_shortened else 0 :]
-    lines = f"{name}: error: a file is missing.\n{name}: error: a flag is wrong.\n"
+    lines = f"{name}: error: a file is missing\n{name}: error: a flag is wrong\n"
     assert capsys.readouterr().err == (lines if is_shortened else "")
 
 

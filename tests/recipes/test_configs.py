@@ -10,13 +10,13 @@ from fairseq import models, options
 from fairseq.dataclass.initialize import add_defaults
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import DictConfig, OmegaConf, open_dict
-from runner import settings
+from runner import cli, settings, training
 
 import collab_fairseq.models
 from collab_fairseq.models.arguments import resolve
 from tests.common import ROOT, run
 from tests.fairseq.conftest import tiny_data  # noqa: F401  (a fixture)
-from tests.recipes.test_settings import CONFIGS, RECIPES
+from tests.recipes.test_settings import CONFIGS, RECIPES, TOY
 
 
 def runner_commands(recipe, *flags):
@@ -166,3 +166,48 @@ def test_hydra_finds_the_slurm_launcher():
     launcher = yaml.safe_load(text)
     assert launcher["_target_"].endswith(".SlurmLauncher")
     assert (launcher["gpus_per_node"], launcher["tasks_per_node"], launcher["max_num_timeout"]) == (4, 1, 10)
+
+
+def test_references_of_a_yaml_file_are_those_of_the_test_set():
+    script, rehearsal = RECIPES / "wmt14_en_de" / "evaluate.sh", ["--config", "rehearsal"]
+    references = [
+        cli.read_run(script, [*rehearsal, *words])[0].recipe.reference
+        for words in ([], ["--valid"], ["--valid", "--reference", "/x"], ["--valid", "recipe.reference=/x"])
+    ]
+    assert references == ["data/wmt16_en_de.rehearsal/miniature/references.de", None, "/x", "/x"]
+
+
+def test_settings_that_follow_from_others(tmp_path):
+    variants = "recipe: {variants: {fine: checkpoint.save_interval_updates=10}}"
+    (tmp_path / "mine.yaml").write_text(variants)
+
+    def value(name, *words):
+        script, argv = TOY / "run.sh", ["--config", str(tmp_path / "mine.yaml"), *words]
+        cfg, args = cli.read_run(script, argv)
+        return OmegaConf.select(cfg, name) if "." in name else getattr(cli.plan_run(script, argv, cfg, args), name)
+
+    interval = "checkpoint.save_interval_updates"
+    assert (value(interval, "--updates", "750"), value(interval, "--variant", "fine")) == (37, 10)
+    lengths = "\noptimization: {max_update: 1000}\ncheckpoint: {save_interval_updates: 150}"
+    (tmp_path / "mine.yaml").write_text(variants + lengths)
+    # the interval of the file is kept unless the length is overridden: then, there are 6 checkpoints as before
+    assert (value(interval), value(interval, "--updates", "750")) == (150, 125)
+    epochs = [value("epochs", "--device", "cpu", f"checkpoint.keep_last_epochs={n}") for n in (2, -1)]
+    assert epochs == [2, 0]  # -1: fairseq keeps all
+
+
+def test_rows_of_the_precision_study_have_their_precision_on_all_machines():
+    script, variants = RECIPES / "multi30k" / "run.sh", ("blocks", "blocks_amp")
+    configs = [cli.read_run(script, ["--config", "precision", "--variant", name])[0] for name in variants]
+    assert [cfg.recipe.precision for cfg in configs] == ["fp32", "bf16"]
+
+
+def test_a_command_that_resumes_has_no_settings_for_the_start(tmp_path):
+    """With another number of GPUs, fairseq would start from --restore-file again."""
+    script, argv = TOY / "run.sh", ["--device", "cpu", "--output", str(tmp_path), "checkpoint.restore_file=first.pt"]
+    run_of_recipe = cli.plan_run(script, argv, *cli.read_run(script, argv))
+    (stage,) = run_of_recipe.stages()
+    start, resumed = (training.command(run_of_recipe, stage, resumes) for resumes in (False, True))
+    position = start.index("--restore-file")
+    assert start[position + 1] == "first.pt"
+    assert resumed == start[:position] + start[position + 2 :]

@@ -76,7 +76,7 @@ def test_tests_reproduce_the_earlier_study():
     assert "one-sided p = 2.3e-05, n = 6; seeds 3, 4, 5, 6 alone" in text
     assert "| 4 | 2.8240 | 2.8986 | 2.7983 |" in text
     assert "| S − F | +0.0686 [" in text
-    assert "Outcome: **undecided: the protocol needs runs of 5,500 updates from one commit**." in text
+    assert "Outcome: **undecided: the protocol needs runs of 5,500 updates from one unmodified commit**." in text
     assert "The claim" not in text
 
 

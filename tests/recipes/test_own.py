@@ -114,6 +114,14 @@ def test_only_the_first_node_exports_the_model(rank, steps, tmp_path, monkeypatc
     assert done == steps
 
 
+def test_norwegian_is_a_language(tmp_path, pairs):
+    """In YAML, no is a boolean."""
+    source, target = write(tmp_path, pairs)
+    target = target.rename(tmp_path / "mine.no")
+    words = ["--source", source, target, "--device", "cpu", "--output", tmp_path / "out", "--dry-run"]
+    assert "--source-lang en --target-lang no " in run(*RECIPE, *words).stdout
+
+
 SOURCE = "--source mine.en mine.de"
 
 

@@ -187,3 +187,14 @@ def test_stopped_sweep_waits_until_its_runs_have_saved(tmp_path):
     process.terminate()
     assert process.wait(60) == 75
     assert all(file.exists() for file in saved)
+
+
+def test_a_sweep_finishes_the_model_folder_of_an_interrupted_run(tmp_path):
+    assert not sweep.is_finished(tmp_path, publishes=False)
+    (tmp_path / "record.json").touch()
+    assert sweep.is_finished(tmp_path, publishes=True)  # a copied record
+    (tmp_path / "averaged.pt").touch()
+    assert not sweep.is_finished(tmp_path, publishes=True)
+    assert sweep.is_finished(tmp_path, publishes=False)
+    (tmp_path / "model").mkdir()
+    assert sweep.is_finished(tmp_path, publishes=True)

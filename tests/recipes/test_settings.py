@@ -61,6 +61,7 @@ def assert_accepted(done):
         ("dataset.max_tokens=null", "dataset.max_tokens must be at least 1; got null"),
         ("optimization.clip_norm=-1", "optimization.clip_norm must be at least 0; got -1"),
         ("optimization.update_freq=[]", "optimization.update_freq must have at least one value; got []"),
+        ("optimization.update_freq=[4,1]", "optimization.update_freq must be one number in a recipe; got [4, 1]"),
         ("optimization.lr=[.inf]", "optimization.lr must be positive numbers; got inf"),
         ("model.dropout=nan", "model.dropout must be in [0, 1); got nan"),
         ("criterion.label_smoothing=1", "criterion.label_smoothing must be in [0, 1); got 1"),
@@ -69,14 +70,19 @@ def assert_accepted(done):
         ("model.dropout=???", "model.dropout must be given; got ???"),
         ("model.dropout=${nothere.x}", "model.dropout must have a value: Interpolation key 'nothere.x' not found"),
         ("model.encoder.layer=3", "model.encoder.layer is not a setting; did you mean model.encoder.layers?"),
-        ("optimisation.lr=[1]", "optimisation is not a section of settings; did you mean optimization?"),
-        ("checkpoint.patience=5", "checkpoint.patience must be left out: a recipe averages the last checkpoints"),
+        ("optimisation.lr=[1]", "optimisation is not a section of a recipe's settings; did you mean optimization?"),
+        ("checkpoint.patience=5", "checkpoint.patience must be left out: a recipe resumes from its checkpoints, and"),
+        ("checkpoint.no_save=true", "checkpoint.no_save must be left out"),
+        ("checkpoint.no_last_checkpoints=true", "checkpoint.no_last_checkpoints must be left out"),
+        ("checkpoint.no_save_optimizer_state=true", "checkpoint.no_save_optimizer_state must be left out"),
+        ("dataset.validate_after_updates=9", "dataset.validate_after_updates must be left out"),
         ("optimization.epochs=3", "epochs is not a setting; did you mean optimization.max_update?"),
         ("optimization.max_epoch=3", "optimization.max_epoch must be left out"),
-        ("optimization.stop_time_hours=0.5", "must be left out: a recipe averages the last checkpoints before optimiz"),
+        ("optimization.stop_time_hours=0.5", "optimization.stop_time_hours must be left out"),
         ("optimization.learning_rate=0.1", "learning_rate is not a setting; did you mean optimization.lr?"),
         ("optimizer._name=fuse_adam", "by fairseq or this project; got fuse_adam; did you mean fused_adam?"),
-        ("bpe.codes=x", "bpe._name must be registered by fairseq or this project; got null"),
+        ("bpe._name=subword_nmt", "bpe is not a section of a recipe's settings"),
+        ("ema.store_ema=true", "ema is not a section of a recipe's settings"),
         ("optimization.clip_norm=high", "optimization.clip_norm: Value 'high' of type 'str' could not be converted"),
         ("optimization.lr=[1", "optimization.lr=[1: "),
         ("common.cpu=true", "common.cpu is set by this recipe; give --device"),
@@ -120,6 +126,7 @@ def test_accepts_settings_that_fairseq_can_train_with(words, call, tmp_path):
         (["--runs", "none:16:nosuch"], "--variant must be a variant of this recipe (blocks8)"),
         (["model.key_dim=8"], "give --runs or --seeds"),
         (["--average", "99"], "--average must be at most 20"),
+        (["--valid"], "unknown argument '--valid'"),
         (["--seeds", "0"], "argument --seeds: must be a positive integer; got '0'"),
         (["--submit", "sbatch 'x"], "--submit must be words as in a shell; got sbatch 'x (No closing quotation)"),
         (["--submit", ""], "--submit must begin with a program that is installed; got ''"),
@@ -142,39 +149,20 @@ def test_a_file_of_references_is_for_one_test_set(call):
     assert_accepted(call(RECIPES / "micro_wmt" / "run.sh", *words))  # control: one test set
 
 
-def test_references_of_a_yaml_file_are_those_of_the_test_set():
-    script, rehearsal = RECIPES / "wmt14_en_de" / "evaluate.sh", ["--config", "rehearsal"]
-    references = [
-        cli.read_run(script, [*rehearsal, *words])[0].recipe.reference
-        for words in ([], ["--valid"], ["--valid", "--reference", "/x"], ["--valid", "recipe.reference=/x"])
-    ]
-    assert references == ["data/wmt16_en_de.rehearsal/miniature/references.de", None, "/x", "/x"]
-
-
-def test_settings_that_follow_from_others(tmp_path):
-    (tmp_path / "mine.yaml").write_text("recipe: {variants: {fine: checkpoint.save_interval_updates=10}}")
-
-    def value(name, *words):
-        script, argv = TOY / "run.sh", ["--config", str(tmp_path / "mine.yaml"), *words]
-        cfg, args = cli.read_run(script, argv)
-        return OmegaConf.select(cfg, name) if "." in name else getattr(cli.plan_run(script, argv, cfg, args), name)
-
-    interval = "checkpoint.save_interval_updates"
-    assert (value(interval, "--updates", "750"), value(interval, "--variant", "fine")) == (37, 10)
-    epochs = [value("epochs", "--device", "cpu", f"checkpoint.keep_last_epochs={n}") for n in (2, -1)]
-    assert epochs == [2, 0]  # -1: fairseq keeps all
-
-
-def test_rows_of_the_precision_study_have_their_precision_on_all_machines():
-    script, variants = RECIPES / "multi30k" / "run.sh", ("blocks", "blocks_amp")
-    configs = [cli.read_run(script, ["--config", "precision", "--variant", name])[0] for name in variants]
-    assert [cfg.recipe.precision for cfg in configs] == ["fp32", "bf16"]
-
-
-def test_submit_needs_an_installed_program_except_in_a_dry_run(call, tmp_path):
+def test_submit_needs_an_installed_program_except_in_a_dry_run(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
     words = ["--submit", "nosuchprogram -x", "--output", tmp_path / "runs"]
     assert_rejected(call(TOY / "sweep.sh", *words), "a program that is installed; got 'nosuchprogram -x'")
     assert_accepted(call(TOY / "sweep.sh", *words, "--dry-run"))
+    monkeypatch.chdir(tmp_path)  # where run.sbatch would not find the recipe
+    assert_rejected(call(TOY / "sweep.sh", *words, "--dry-run"), f"--submit must be given in {ROOT}; got {tmp_path}")
+
+
+@pytest.mark.parametrize("option", ["--output", "--data"])
+def test_rejects_paths_that_fairseq_would_split(option, call):
+    words = ["--device", "cpu", "--dry-run", option]
+    assert_rejected(call(TOY / "run.sh", *words, "/x/12:30"), f"{option} must be a path without ':', where fairseq ")
+    assert_accepted(call(TOY / "run.sh", *words, "/x/12.30"))
 
 
 def test_steps_need_the_results_of_earlier_steps(call, tmp_path):
@@ -184,7 +172,7 @@ def test_steps_need_the_results_of_earlier_steps(call, tmp_path):
     assert_rejected(done, f"there is no run in {tmp_path}; train.sh makes it", status=1)
 
 
-def test_sweep_rejects_finished_runs_of_other_settings_or_data(call, caplog, tmp_path):
+def test_sweep_rejects_finished_runs_of_other_settings_or_data(call, caplog, tmp_path, monkeypatch):
     runs, data = tmp_path / "runs", tmp_path / "data"
     folder = runs / "none-dk16-s2-u1500"
     words = ["--runs", "none:16", "--seeds", 2, "--output", runs, "--data", data, "--device", "cpu"]
@@ -192,6 +180,7 @@ def test_sweep_rejects_finished_runs_of_other_settings_or_data(call, caplog, tmp
     keep_settings(folder, {"name": "toy-none-dk16-s2-u1500", "data": 1, **settings.identity(cfg)})
     shutil.copy(ROOT / "results" / "runs" / "toy-encoder_cross_decoder-dk16-s1-u1500.json", folder / "record.json")
     dropout = OmegaConf.select(cli.read_run(TOY / "run.sh", [])[0], "model.dropout")
+    monkeypatch.chdir(ROOT)  # for --submit
     for mode in ([], ["--table"], ["--dry-run"], ["--submit", "true"]):
         done = call(TOY / "sweep.sh", *words, *mode)
         message = f"{folder} has a run with different settings: model.dropout 0.3 (requested: {dropout}); use its"
@@ -220,7 +209,8 @@ def test_sweep_rejects_finished_runs_of_other_settings_or_data(call, caplog, tmp
         ('recipe: {variants: {a: "model.dropout=\'0.1"}}', "recipe.variants.a must be words as in a shell"),
         ("checkpoint: {save_interval_updates: x}", "checkpoint.save_interval_updates: Value 'x'"),
         ("{common: {amp: true}, recipe: {variants: {a: ''}}}", "common.amp is set by this recipe; give --precision"),
-        ("banana: {a: 1}", "banana is not a section of settings"),
+        ("banana: {a: 1}", "banana is not a section of a recipe's settings"),
+        ("task: {target_lang: no}", "task.target_lang must be text, in quotes if YAML reads a boolean; got False"),
         ("[", "FILE is not a YAML file of settings: "),
         ("- a", "FILE must contain sections of settings; got a list"),
         (b"x\xff: 1", "FILE is not a YAML file of settings: "),
