@@ -13,6 +13,7 @@ import pytest
 from scipy import stats
 
 from collab_fairseq.records.rows import load_run
+from fairseq_modern.errors import UserError
 from tests.common import ROOT, run
 from tests.recipes.test_curve import losses
 
@@ -110,6 +111,12 @@ def test_tests_are_undecided_until_all_runs_are_finished(tmp_path):
     assert "Outcome: **undecided: the protocol needs seeds 1, 2, 3, 4, 5; finished: 1, 2**." in text
     assert "The claim" not in text
     assert "The claim holds. Outcome: **after 40" in convergence("tests", *made, *rest).stdout
+    content = json.loads(made[0].read_text())
+    content["commit"]["modified"] = True
+    changed = tmp_path / "changed.json"
+    changed.write_text(json.dumps(content))
+    text = convergence("tests", changed, *made[1:], *rest).stdout
+    assert "undecided: the protocol needs runs of 5,500 updates from one unmodified commit" in text
     text = convergence("tests", *made, *rest[:-1]).stdout
     assert "Outcome: **undecided: runs of the selection are missing: C, lr 0.008 with seed 1**." in text
 
@@ -130,6 +137,25 @@ def test_pairs_compare_all_rows_at_all_learning_rates(tmp_path):
         (at_4["S"], at_4["F"]): 0.096,
         ("S, lr 0.002", at_4["F"]): 0.295,
     }
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "message"),
+    [
+        ("model", {"mixing_lr_multiplier": 8}, "must have the same heads; got C-0.004-None-5500-1, C-"),
+        ("model", {"dropout": 0.5}, r"differ in config\.model\.dropout"),
+        ("data", {"data-bin/train.bin": "0" * 64}, "all runs must have the same data"),
+    ],
+)
+def test_runs_of_a_setting_have_the_same_model_and_data(section, change, message, tmp_path):
+    made = study(tmp_path, NOISE, 0.1 + NOISE, updates=5500)
+    assert len(rows.by_setting([load_run(path) for path in made])) == 3
+    content = json.loads(made[-1].read_text())
+    settings = content["settings"]
+    (settings["data"] if section == "data" else settings["config"]["model"]).update(change)
+    made[-1].write_text(json.dumps(content))
+    with pytest.raises(UserError, match=message):
+        rows.by_setting([load_run(path) for path in made])
 
 
 def test_selection_needs_both_selection_seeds(tmp_path):

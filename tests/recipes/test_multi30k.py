@@ -1,11 +1,14 @@
 """The Multi30k recipe in miniature, from gzipped text to a record, with a synthetic corpus."""
 
+import contextlib
+import errno
 import gzip
 import hashlib
 import re
 import shutil
 import subprocess
 from pathlib import Path
+from unittest import mock
 
 import folders
 import pytest
@@ -70,6 +73,17 @@ def test_parallel_preparations_of_one_output_wait_for_each_other(prepared):
         assert f"{data}; waiting" in second.stderr.readline()
     assert "is complete, nothing to do" in second.communicate(timeout=100)[1]
     assert [path.name for path in data.parent.iterdir()] == ["mini"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EIO])
+def test_on_a_file_system_without_locks_preparations_do_not_wait(number, tmp_path, monkeypatch):
+    waits = []
+    monkeypatch.setattr(folders.fcntl, "lockf", failing := mock.Mock(side_effect=OSError(number, "no")))
+    with contextlib.suppress(OSError), folders.output_lock(tmp_path / "out", lambda: waits.append(1)):
+        assert number == errno.ENOSYS
+    assert (len(waits), failing.call_count) == ((0, 1) if number == errno.ENOSYS else (1, 2))
+    if number == errno.ENOSYS:
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_failed_preparation_leaves_nothing(prepared, tmp_path):

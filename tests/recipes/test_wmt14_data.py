@@ -91,17 +91,16 @@ def unpack_error(source, path=None):
 def test_rejects_damaged_archives(source):
     archive, manifest = source / ARCHIVE, source / "manifest.tsv"
     intact, text = archive.read_bytes(), manifest.read_text()
-    archive.write_text("<!DOCTYPE html><title>Virus scan warning</title>")
-    assert "is a web page: " in unpack_error(source)
     archive.unlink()
     assert f"there is no file {archive}, expected the archive {ARCHIVE}" in unpack_error(source)
     any_checksum = text.replace(f"md5:{hashlib.md5(intact).hexdigest()}", "-")
     gzipped_text = f"archive\t{ARCHIVE}\t-\t-\nmember\t{ARCHIVE}\t{ARCHIVE[:-3]}\t-\ttrain.en"
-    for damaged in (b"plain text", intact[: len(intact) // 2]):
-        archive.write_bytes(damaged)
+    page, damaged = b"<!DOCTYPE html><title>Virus scan warning</title>", "is truncated or not a gzipped archive"
+    for file, message in ((page, "got a web page"), (b"text", damaged), (intact[: len(intact) // 2], damaged)):
+        archive.write_bytes(file)
         for rows in (any_checksum, gzipped_text):
             manifest.write_text(rows)
-            assert "is truncated or not a gzipped archive" in unpack_error(source)
+            assert message in unpack_error(source)
 
 
 @pytest.mark.parametrize(

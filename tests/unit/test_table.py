@@ -201,3 +201,31 @@ def test_notes_different_precisions_in_a_row(runs):
     assert "different precisions" not in table.markdown_table(runs, columns=["seeds"])
     del row[0]["config"]["common"]
     assert "--amp on a CPU (seed 2, 3); not recorded (seed 1)." in table.markdown_table(runs, columns=["seeds"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "one", "other"),
+    [
+        (
+            "averaged",
+            [{"file": "checkpoint_2_20.pt"}],
+            [{"file": "checkpoint_2_20.pt"}, {"file": "checkpoint_2_10.pt"}],
+        ),
+        ("decoding", {"generation.beam": 4}, {"generation.beam": 1}),
+        ("files", {"recipe.training_module": {"sha256": "0"}}, {"recipe.training_module": {"sha256": "1"}}),
+    ],
+)
+def test_seeds_of_a_row_have_the_same_averaging_decoding_and_files(runs, setting, one, other):
+    row = [run for run in runs if run["name"].startswith("none-32-")]
+    field = "averaged_from" if setting == "averaged" else setting
+    for run in row:
+        run[field] = one
+    assert frame(row, ("heads", "key_dim"))["row"].nunique() == 1
+    row[2][field] = other
+    with pytest.raises(UserError, match=f"differ in {setting}: omit some runs, or group by it"):
+        frame(row, ("heads", "key_dim"))
+    assert frame(row, ("heads", "key_dim", setting))["row"].nunique() == 2
+    for run in row[:2]:
+        del run[field]
+    if setting == "decoding":  # as in records of earlier versions
+        assert frame(row, ("heads", "key_dim"))["row"].nunique() == 1
