@@ -190,7 +190,10 @@ def average(paths: Sequence[PathLike]) -> Tuple[Dict[str, Any], List[Dict[str, A
         model[key] = shared.setdefault(tuple(locations[key]), mean)
     newest["model"] = model
     newest["last_optimizer_state"] = None  # of one input, not of the average
-    newest["extra_state"] = {**(newest.get("extra_state") or {}), "averaged_from": report}
+    extra = newest.get("extra_state") or {}
+    # a moving average (--store-ema) is of one input, too
+    kept = {key: value for key, value in extra.items() if key not in ("ema", "ema_fp32_params")}
+    newest["extra_state"] = {**kept, "averaged_from": report}
     return newest, report
 
 

@@ -143,12 +143,16 @@ def data(data_bin: Path) -> Finding:
     folders = [folder for folder in (data_bin, data_bin.absolute().parent) if (folder / CHECKSUMS).is_file()]
     if not folders:
         return Finding("data", "warn", f"there is no {CHECKSUMS} to compare with", "create one with sha256sum")
-    listing, files = folders[0] / CHECKSUMS, read_checksums(folders[0])
-    damaged = damaged_files(folders[0])
-    if damaged or not files:
-        text = f"{', '.join(damaged[:3])}: not as in {listing}" if damaged else f"{listing} has no checksums"
-        return Finding("data", "fail", text, "prepare the data again (data_prep)")
-    return Finding("data", "ok", f"all {len(files)} files as in {listing}")
+    listing, remedy = folders[0] / CHECKSUMS, "prepare the data again (data_prep)"
+    try:
+        names, damaged = read_checksums(folders[0]), damaged_files(folders[0])
+    except ValueError:
+        return Finding("data", "fail", f"{listing} must have a checksum and a name per line", remedy)
+    if not any(data_bin.absolute() in (folders[0].absolute() / name).parents for name in names):
+        return Finding("data", "fail", f"{listing} has no files of {data_bin}", remedy)
+    if damaged:
+        return Finding("data", "fail", f"{', '.join(damaged[:3])}: not as in {listing}", remedy)
+    return Finding("data", "ok", f"all {len(names)} files as in {listing}")
 
 
 def disk() -> Finding:

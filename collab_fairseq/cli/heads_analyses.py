@@ -20,7 +20,7 @@ from collab_fairseq.translation import TrainedModel, load_model
 from collab_fairseq.translation.text import dataset
 from fairseq_modern.errors import UserError
 
-from .options import choose_device, command, reject_flags
+from .options import choose_device, command, references, reject_flags
 
 FAIRSEQ_FLAGS = ("data", "split", "reference", "form", "max_tokens")
 HUGGINGFACE_FLAGS = ("text", "fields", "label", "batch_size")
@@ -220,16 +220,10 @@ def _load_huggingface(args: argparse.Namespace) -> huggingface.Loaded:
 
 
 def _tests(args: argparse.Namespace) -> List[TestSet]:
-    splits = [split for split, _ in args.reference]
-    if not splits:
+    if not args.reference:
         raise UserError("--reference SPLIT=FILE is needed, such as test=test.de: a test split and its raw references")
-    if len(set(splits)) < len(splits):
-        raise UserError(f"--reference must name each split once; got {', '.join(splits)}")
-    for split, file in args.reference:
-        if not os.path.isfile(file):
-            raise UserError(f"--reference {split}={file}: the file does not exist")
     search = {"beam": args.beam, "lenpen": args.lenpen, **_text_options(args)}
-    return [TestSet(split, file, search) for split, file in args.reference]
+    return [TestSet(split, file, search) for split, file in references(args.reference).items()]
 
 
 def _text_options(args: argparse.Namespace) -> Dict[str, Any]:

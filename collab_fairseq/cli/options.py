@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import sys
-from typing import Any, Callable, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 from collab_fairseq.records import environment
 from collab_fairseq.records.files import check_writable
@@ -53,6 +53,17 @@ def pair(text: str) -> Tuple[str, str]:
     if not (name and file):
         raise argparse.ArgumentTypeError(f"must be SPLIT=FILE, such as test=test.de; got {text!r}")
     return name, file
+
+
+def references(pairs: Sequence[Tuple[str, str]]) -> Dict[str, str]:
+    """Split → file of the `--reference` options; raises UserError if a split is repeated or a file is missing."""
+    splits = [split for split, _ in pairs]
+    if len(set(splits)) < len(splits):
+        raise UserError(f"--reference must name each split once; got {', '.join(splits)}")
+    for split, file in pairs:
+        if not os.path.isfile(file):
+            raise UserError(f"--reference must be SPLIT=FILE with an existing file; got {split}={file}")
+    return dict(pairs)
 
 
 def _device(text: str) -> str:

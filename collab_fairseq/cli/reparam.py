@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     from collab_fairseq.reparam.pipeline import Settings, convert_model, table
 
     logging.getLogger("fairseq").setLevel(logging.WARNING)
-    args.references = dict(args.reference)
+    args.references = options.references(args.reference)
     settings = Settings(**{field.name: getattr(args, field.name) for field in fields(Settings)})
     record = convert_model(args.checkpoint, args.output, settings)
     if args.json:

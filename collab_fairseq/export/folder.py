@@ -14,13 +14,17 @@ import os
 from dataclasses import asdict
 from typing import Any, Dict
 
+from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterionConfig
 from fairseq.dataclass.configs import FairseqConfig
 from omegaconf import OmegaConf
 
 from collab_fairseq import checkpoints
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.models.config import OWN_FIELDS
+from collab_fairseq.modules import gates
 from collab_fairseq.modules.fairseq_compat import flat
+from collab_fairseq.scoring.text import base_language
+from collab_fairseq.training import chunked_loss
 from collab_fairseq.translation.tokenizer import SUBWORD_FILES
 from collab_fairseq.translation.torch_engine import MODEL
 
@@ -57,9 +61,13 @@ def portable(source: Source, half: bool = False, arch: str = "transformer_collab
     languages = {"source_lang": card.source_lang, "target_lang": card.target_lang}
     cfg["task"] = {**original["task"], "data": ".", **languages}
     cfg["criterion"] = original.get("criterion")
+    if arch == "transformer":
+        cfg["criterion"] = _without_own_fields(cfg["criterion"])
     # from_pretrained fills in the file
     cfg["bpe"] = card.subwords and {"_name": card.subwords, _FILE_SETTINGS[card.subwords]: "???"}
-    cfg["tokenizer"] = {"_name": "moses", **languages} if card.moses else None
+    # Moses has rules of languages without their region
+    base_languages = {side: base_language(language) for side, language in languages.items()}
+    cfg["tokenizer"] = {"_name": "moses", **base_languages} if card.moses else None
     cfg["dataset"]["required_batch_size_multiple"] = original["dataset"]["required_batch_size_multiple"]
     model = copy.deepcopy(source.model).half() if half else source.model
     # fairseq expects this in every checkpoint
@@ -72,6 +80,14 @@ def portable(source: Source, half: bool = False, arch: str = "transformer_collab
         "last_optimizer_state": None,
         "extra_state": {"epoch": 1, "batch_offset": 0},
     }
+
+
+def _without_own_fields(criterion: Any) -> Any:
+    """The settings of a loss for fairseq without this project: those of fairseq's label-smoothed loss replace ours."""
+    if not criterion or criterion.get("_name") not in (chunked_loss.CRITERION, gates.CRITERION):
+        return criterion
+    known = LabelSmoothedCrossEntropyCriterionConfig.__dataclass_fields__
+    return {**{n: value for n, value in criterion.items() if n in known}, "_name": "label_smoothed_cross_entropy"}
 
 
 def write(source: Source, state: Dict[str, Any], output: PathLike) -> None:

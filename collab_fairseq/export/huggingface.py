@@ -6,12 +6,14 @@ SentencePiece model, and its README shows how to use it.
 """
 
 import os
+import re
 import shutil
 from typing import Any, Dict
 
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.sites import swapped
 from collab_fairseq.records.files import write_json
+from collab_fairseq.scoring.text import base_language
 from collab_fairseq.translation.tokenizer import SUBWORD_FILES, require
 
 from .readme import write_companion_files
@@ -33,6 +35,11 @@ print(tokenizer.decode(output, skip_special_tokens=True))"""
 _NORMALISATION = [
     'Before it splits a text, `FSMTTokenizer` normalises punctuation (“ becomes ") and removes control characters;',
     "`collab translate` does neither. Both give the model the same tokens if the text is already normalised.",
+]
+
+_OLD_CODES = [
+    "The folder has no tokenizer: `FSMTTokenizer` supports BPE codes of version 0.2 only, and those of this model have",
+    "an earlier version. Tokenise the text with Moses and subword-nmt.",
 ]
 
 #: FSMT's tokenizer does not support SentencePiece
@@ -92,8 +99,11 @@ def export(source: Source, output: PathLike) -> None:
         except require("safetensors", "huggingface").SafetensorError as error:  # such as a full disk
             raise OSError(str(error)) from error
         if card.subwords == "subword_nmt" and card.moses:
-            _write_tokenizer(source, folder)
-            usage += ["", "```python", _WITH_TOKENIZER, "```", "", *_NORMALISATION]
+            if _supports_codes(source.files[SUBWORD_FILES["subword_nmt"]]):
+                _write_tokenizer(source, folder)
+                usage += ["", "```python", _WITH_TOKENIZER, "```", "", *_NORMALISATION]
+            else:
+                usage += ["", *_OLD_CODES]
         elif card.subwords == "sentencepiece" and not card.moses:
             code = _WITH_SENTENCEPIECE.replace("SOURCE", card.source_lang).replace("TARGET", card.target_lang)
             code = code.replace("GIVEN", "text.lower()" if card.lowercase else "text")
@@ -125,6 +135,12 @@ def _config(source: Source) -> Any:
     )
 
 
+def _supports_codes(codes: PathLike) -> bool:
+    """Whether FSMTTokenizer splits words like subword-nmt. Version 0.1 has no header, and joins a word's end last."""
+    with open(codes, encoding="utf-8") as stream:
+        return re.fullmatch(r"#version: *0\.2\s*", stream.readline()) is not None
+
+
 def _write_tokenizer(source: Source, folder: str) -> None:
     """Write the files of FSMTTokenizer, which marks the end of a word by </w>; fairseq marks all other units by @@."""
     task, card = source.trained.task, source.card
@@ -137,7 +153,7 @@ def _write_tokenizer(source: Source, folder: str) -> None:
         write_json(units, os.path.join(folder, f"vocab-{side}.json"))
     shutil.copyfile(source.files[SUBWORD_FILES["subword_nmt"]], os.path.join(folder, "merges.txt"))
     settings = {
-        "langs": [card.source_lang, card.target_lang],
+        "langs": [base_language(card.source_lang), base_language(card.target_lang)],  # for Moses
         "do_lower_case": card.lowercase,
         "tokenizer_class": "FSMTTokenizer",
     }

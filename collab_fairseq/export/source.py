@@ -131,7 +131,7 @@ def _subword_model(
     trained: TrainedModel, data: str, sentencepiece: Optional[PathLike], bpe_codes: Optional[PathLike]
 ) -> Tuple[Optional[str], Any]:
     """Key of `SUBWORD_FILES` and path of the subword model; (None, None) for a vocabulary of words."""
-    units = subword_units(trained.task.source_dictionary)
+    units = subword_units(trained.task.source_dictionary) or subword_units(trained.task.target_dictionary)
     if sentencepiece is not None and bpe_codes is not None:
         raise UserError("expected either a SentencePiece model or BPE codes; got both")
     if bpe_codes is not None:

@@ -183,6 +183,8 @@ def _task_without_text(cfg: Any, parameters: Dict[str, torch.Tensor]) -> Any:
 def _data_folder(path: Any, checkpoint: str, from_checkpoint: bool) -> str:
     if not isinstance(path, str):
         raise UserError(f"{checkpoint}: task.data must be a folder; got {path!r}")
+    if os.path.isdir(path) and os.pathsep in os.path.abspath(path):
+        raise UserError(f"{path} must be a folder without {os.pathsep!r} in its path, where fairseq splits it")
     folder = os.path.abspath(path.split(os.pathsep)[0])
     if os.path.isdir(folder) and any(f.startswith("dict.") for f in os.listdir(folder)):
         return folder

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field, fields
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+from collab_fairseq.scoring.text import base_language
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import PathLike, sha256
 
@@ -151,7 +152,10 @@ class Tokenizer:
         if card.moses:
             from sacremoses import MosesDetokenizer, MosesTokenizer
 
-            self._moses = MosesTokenizer(card.source_lang), MosesDetokenizer(card.target_lang)
+            self._moses = (
+                MosesTokenizer(base_language(card.source_lang)),
+                MosesDetokenizer(base_language(card.target_lang)),
+            )
 
     def split(self, line: str) -> List[str]:
         """The tokens of a line of raw text; an empty list for a blank line."""

@@ -3,6 +3,7 @@
 import importlib
 import itertools
 import math
+import re
 import sys
 from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Protocol, Sequence, Tuple
 
@@ -160,9 +161,7 @@ class Translator:
         return search if longest is None else search._replace(max_length=min(search.max_length, longest - 1))
 
     def _split(self, line: str) -> List[str]:
-        if "\n" in line or "\r" in line:
-            line = " ".join(line.split())
-        return self.tokenizer.split(line)
+        return self.tokenizer.split(re.sub(r"[\r\n]+", " ", line.strip("\r\n")))
 
     def _too_long(self, tokens: Sequence[str]) -> str:
         if len(tokens) < self.card.longest:

@@ -11,7 +11,7 @@ from typing import Any, Dict, Iterator, List
 from omegaconf import OmegaConf
 
 from collab_fairseq import checkpoints
-from collab_fairseq.cli.options import pair, positive
+from collab_fairseq.cli.options import pair, positive, references
 from collab_fairseq.modules.fairseq_compat import as_transformer_collab, model_config
 from fairseq_modern.errors import UserError
 from fairseq_modern.fault_tolerance.resuming import latest_valid_checkpoint
@@ -68,9 +68,7 @@ def open_folder(args: argparse.Namespace, recipe: str, options: Dict[str, Any]) 
         raise UserError(f"there is no checkpoint {args.model}")
     if not Path(args.data).is_dir():
         raise UserError(f"there is no data-bin {args.data}")
-    for split, file in args.reference:
-        if not Path(file).is_file():
-            raise UserError(f"--reference must be SPLIT=FILE with an existing file; got '{split}={file}'")
+    references(args.reference)
     folder = Path(args.output or ROOT / "runs" / recipe / args.name)
     identity = {"name": args.name, "model": checkpoints.sha256(args.model), "seed": args.seed}
     with locked(folder):

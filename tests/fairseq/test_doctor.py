@@ -1,5 +1,6 @@
 """`collab doctor`: on this machine, with something missing, and with simulated GPUs."""
 
+import hashlib
 import json
 import shutil
 import sys
@@ -134,8 +135,14 @@ def test_data_are_compared_with_their_checksums(data, tmp_path):
     content = damaged.read_bytes()
     damaged.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     assert doctor.data(data)[1:3] == ("fail", f"data-bin/{damaged.name}: not as in {listing}")
-    listing.write_text("")
-    assert doctor.data(data).status == "fail"
+    (data.parent / "raw").touch()
+    empty = hashlib.sha256(b"").hexdigest()
+    for text, found in (
+        ("", "has no files of"), (f"{empty}  raw\n", "has no files of"), ("abc\n", "a checksum and a name per line"),
+    ):  # fmt: skip
+        listing.write_text(text)
+        status, message = doctor.data(data)[1:3]
+        assert (status, found in message) == ("fail", True)
     listing.unlink()
     assert doctor.data(data).status == "warn"
     assert doctor.data(tmp_path / "absent").status == "fail"

@@ -19,7 +19,7 @@ from collab_fairseq.modules.heads import parse_heads
 from collab_fairseq.modules.sites import attention_layers, swapped
 from fairseq_modern.errors import UserError
 from tests.fairseq.models import batch, logits
-from tests.fairseq.serving_cases import SOURCES, write_checkpoint
+from tests.fairseq.serving_cases import SOURCES
 
 pytest.importorskip("ctranslate2")
 
@@ -229,32 +229,24 @@ def test_transformers_computes_the_same(read, name, tmp_path):
     torch.testing.assert_close(output.logits, logits(source.model), atol=1e-4, rtol=0)
 
 
-def test_tokenizers_lowercase_and_split_like_moses_and_bpe(tmp_path):
-    (data := tmp_path / "data-bin").mkdir()
-    codes = tmp_path / "codes"
-    codes.write_text("#version: 0.2\nr e\nre d</w>\nd o\n")
-    units = ["red", "do@@", "g", "t@@", "h@@", "e", ".", *(f"madeupword{n}" for n in range(6))]
-    for lang in ("en", "de"):
-        (data / f"dict.{lang}.txt").write_text("".join(f"{unit} 1\n" for unit in units))
-    path = write_checkpoint(tmp_path / "bpe.pt", data, langs=("en", "de"), key_dim=6)
-    source = read_source(path, bpe_codes=codes, moses=True, lowercase=True)
-    write(source, "folder", tmp_path / "folder")
-    tokenizer = collab_fairseq.load(tmp_path / "folder").tokenizer
-    tokens = ["t@@", "h@@", "e", "red", "do@@", "g", "."]
-    assert tokenizer.split("The RED dog.") == tokens
-    assert tokenizer.join(tokens) == "the red dog."
-    assert "".join(tokenizer.split("dog's")).replace("@@", "") == "dog&apos;s"
+CRITERION = {"_name": "label_smoothed_cross_entropy", "label_smoothing": 0.2, "sentence_avg": False}
 
-    transformers = pytest.importorskip("transformers")
-    write(source, "huggingface", tmp_path / "huggingface")
-    theirs = transformers.FSMTTokenizer.from_pretrained(tmp_path / "huggingface")
-    dictionary = source.trained.task.source_dictionary
-    ids = [*map(dictionary.index, tokens), dictionary.eos()]
-    assert theirs("The RED dog.").input_ids == ids
-    assert theirs.decode(ids, skip_special_tokens=True) == "the red dog."
-    readme = (tmp_path / "huggingface" / "README.md").read_text(encoding="utf-8")
-    assert '`FSMTTokenizer` normalises punctuation (“ becomes ")' in readme
-    quoted, normalised = ([*map(dictionary.index, tokenizer.split(f"{q}red{q}")), 2] for q in ("“", '"'))
-    assert theirs("“red“").input_ids == theirs('"red"').input_ids == normalised != quoted
-    with pytest.raises(UserError, match="export the checkpoint or model folder it was made from"):
-        read_source(tmp_path / "huggingface")
+
+@pytest.mark.parametrize(
+    ("own", "stock"),
+    [
+        ({**CRITERION, "_name": "label_smoothed_cross_entropy_chunked"}, CRITERION),
+        ({**CRITERION, "_name": "label_smoothed_cross_entropy_with_gates", "gate_penalty": 0.5}, CRITERION),
+        ({"_name": "cross_entropy", "sentence_avg": True}, {"_name": "cross_entropy", "sentence_avg": True}),
+    ],
+    ids=lambda criterion: criterion["_name"],
+)
+def test_fairseq_can_build_the_loss_of_an_export_without_this_project(models, tmp_path, own, stock):
+    state = checkpoints.load(models.checkpoint("collaborative"))
+    state["cfg"]["criterion"] = own
+    checkpoints.save(state, tmp_path / "own.pt")
+    source = read_source(tmp_path / "own.pt")
+    for target, expected in (("fairseq", stock), ("folder", own)):
+        write(source, target, tmp_path / target)
+        exported = checkpoints.load(tmp_path / target / "model.pt")["cfg"]["criterion"]
+        assert {name: exported[name] for name in own if name in exported} == expected

@@ -158,6 +158,23 @@ def test_failed_export_leaves_nothing(models, tmp_path):
     collab("export", checkpoint, "--to", "folder", "--output", tmp_path / "empty")
 
 
+@pytest.mark.parametrize("line", ["red\x0bdog", "red\x85dog", "red\x1fdog", "Prix\xa0: dix"])
+def test_line_endings_do_not_change_the_tokens(translator, line):
+    """White space of Unicode within a line is that of SentencePiece, as in training."""
+    expected = translator.tokenizer.split(line)
+    assert all(translator._split(f"{line}{ending}") == expected for ending in ("", "\n", "\r\n"))
+    assert translator._split("red\n\r\ndog") == translator.tokenizer.split("red dog")
+
+
+def test_rejects_folders_that_fairseq_would_split(exported, tmp_path):
+    """The dictionaries would be those of another model."""
+    for name in ("a", "a:b"):
+        shutil.copytree(exported, tmp_path / name)
+    collab_fairseq.load(tmp_path / "a")
+    with pytest.raises(UserError, match="a:b must be a folder without ':' in its path"):
+        collab_fairseq.load(tmp_path / "a:b")
+
+
 def test_rejects_file_without_bpe_codes(tmp_path):
     (tmp_path / "bpecodes").write_text("one two three\n")
     with pytest.raises(UserError, match="bpecodes"):

@@ -19,7 +19,7 @@ def write(path, model, updates=1, **extra):
         "model": model,
         "optimizer_history": [{"num_updates": updates}],
         "last_optimizer_state": {"exp_avg": torch.ones(3)},
-        "extra_state": {"val_loss": np.float64(3.5), "curve": np.arange(3.0)},
+        "extra_state": {"val_loss": np.float64(3.5), "curve": np.arange(3.0), "ema": {}, "ema_fp32_params": {}},
         **extra,
     }
     torch.save(state, path)
@@ -131,6 +131,7 @@ def test_average_keeps_the_newest_state_and_records_its_inputs(tmp_path, caplog)
     assert averaged["mark"] == 9
     assert averaged["last_optimizer_state"] is None
     assert float(averaged["extra_state"]["val_loss"]) == 3.5
+    assert not averaged["extra_state"].keys() & {"ema", "ema_fp32_params"}
     assert averaged["extra_state"]["averaged_from"] == report
     assert report == [
         {"file": path.name, "sha256": checkpoints.sha256(path), "num_updates": n}
