@@ -87,6 +87,10 @@ def keep_layers(cfg: TransformerCollabConfig) -> None:
         for new, old in enumerate(kept[site])
         if f"{site}.{old}" in shapes
     }
+    if cfg.encoder.layers_to_keep or cfg.decoder.layers_to_keep:
+        # if one side is given, fairseq removes all layers of the other from a checkpoint
+        for stack in (cfg.encoder, cfg.decoder):
+            stack.layers_to_keep = stack.layers_to_keep or ",".join(map(str, range(stack.layers)))
     cfg.encoder.layers = len(kept["encoder"])
     cfg.decoder.layers = len(kept["decoder"])
 

@@ -7,7 +7,7 @@ Cordonnier, Loukas, Jaggi (2020), https://arxiv.org/abs/2006.16362. The layer is
 import functools
 import logging
 from contextlib import nullcontext
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Mapping, Optional
 
 import torch
 from fairseq.dataclass.utils import gen_parser_from_dataclass
@@ -202,6 +202,16 @@ class TransformerCollabModel(TransformerModelBase):
         cls, cfg: TransformerCollabConfig, tgt_dict: Any, embed_tokens: nn.Module
     ) -> TransformerCollabDecoder:
         return TransformerCollabDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, model_cfg: Any = None, args: Any = None
+    ) -> Any:
+        """As in fairseq, except that ``--encoder-layers-to-keep`` does not apply to layers that are already kept."""
+        layers = {".".join(name.split(".")[:3]) for name in state_dict if ".layers." in name}
+        kept = {"encoder": self.encoder.layers, "decoder": self.decoder.layers}
+        if layers == {f"{side}.layers.{n}" for side, stack in kept.items() for n in range(len(stack))}:
+            model_cfg = args = None
+        return super().load_state_dict(state_dict, strict, model_cfg, args)
 
     def check_training(self, trainer: Any) -> None:
         """Reject ``--mixing-lr-multiplier`` with an optimizer that it does not work with."""

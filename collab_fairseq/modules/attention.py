@@ -12,7 +12,7 @@ from fairseq.modules import MultiheadAttention
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor
 
-from collab_fairseq.attention.attention_types import layer_at
+from collab_fairseq.attention.attention_types import ATTENTION_TYPES, layer_at
 from collab_fairseq.attention.cache import Cache, KeyValue, SourceRows, source_rows
 
 from .gates import HeadGates
@@ -199,3 +199,11 @@ def build_attention(cfg: Any, layer: int, site: str) -> IncrementalAttention:
         gates=cfg.head_gates_init if site in parse_sites(cfg.head_gates, "--head-gates") else None,
     )
     return attention
+
+
+def __getattr__(name: str) -> Any:
+    """A class of :func:`incremental`, which pickle finds by its name."""
+    classes: Dict[str, Any] = {f"Incremental{each.__name__}": each for each in ATTENTION_TYPES}
+    if name not in classes:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return incremental(classes[name])

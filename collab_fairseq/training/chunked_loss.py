@@ -13,6 +13,7 @@ computed once. In float16, gradients need the loss scale, which only the backwar
 again. Padding is skipped. Label smoothing: Szegedy et al. (2016), https://arxiv.org/abs/1512.00567.
 """
 
+import inspect
 import math
 from typing import Any, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
@@ -221,8 +222,10 @@ class ChunkedLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):  # t
     same_state_as = LabelSmoothedCrossEntropyCriterion.__name__  # fairseq_modern resumes a run with either criterion
 
     def check_training(self, trainer: Any) -> None:
-        """Reject other models, and DDP that searches for unused parameters before the loss uses the output layer."""
+        """Reject models without ``features_only``, and DDP that searches for parameters which only the loss uses."""
         cfg, model = trainer.cfg.distributed_training, trainer.get_model()
+        if "features_only" not in inspect.signature(model.forward).parameters:
+            raise ConfigurationError(f"--criterion {CRITERION} needs features, which {type(model).__name__} lacks")
         tied = output_projection(model).weight is model.decoder.embed_tokens.weight
         searches = cfg.find_unused_parameters and cfg.ddp_backend in ("c10d", "pytorch_ddp")
         if searches and not tied and trainer.data_parallel_world_size > 1:
@@ -233,7 +236,7 @@ class ChunkedLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):  # t
             )
 
     def forward(self, model: nn.Module, sample: Mapping[str, Any], reduce: bool = True) -> Tuple[Tensor, int, Any]:
-        output_projection(model)  # rejects models without features_only
+        output_projection(model)  # rejects models with other output layers
         sample = {**sample, "net_input": {**sample["net_input"], "features_only": True}}
         result: Tuple[Tensor, int, Any] = super().forward(model, sample, reduce=reduce)
         return result

@@ -17,6 +17,8 @@ import torch
 from fairseq.optim import FairseqOptimizer, register_optimizer
 from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
 
+from collab_fairseq.modules.settings import ConfigurationError
+
 
 class FusedAdam(torch.optim.AdamW):
     """PyTorch's fused AdamW with fairseq's ε.
@@ -78,4 +80,6 @@ class FairseqFusedAdam(FairseqAdam):  # type: ignore[misc]
 
     def __init__(self, cfg: Any, params: Iterable[Any]) -> None:
         FairseqOptimizer.__init__(self, cfg)
+        if getattr(cfg, "fp16_adam_stats", False):
+            raise ConfigurationError("--fp16-adam-stats needs --optimizer adam; the moments of fused_adam are float32")
         self._optimizer = FusedAdam(params, **self.optimizer_config)

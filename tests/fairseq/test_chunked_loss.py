@@ -193,3 +193,14 @@ def test_rejects_search_for_unused_parameters_that_misses_the_output_layer(tied,
     criterion = ChunkedLabelSmoothedCrossEntropy(Task(), sentence_avg=False, label_smoothing=0.1)
     with pytest.raises(ConfigurationError) if rejected else contextlib.nullcontext():
         criterion.check_training(trainer)
+
+
+@pytest.mark.parametrize("arch", ["transformer", "transformer_align"])
+def test_rejects_models_that_cannot_return_features(arch):
+    cfg = SimpleNamespace(distributed_training=SimpleNamespace(find_unused_parameters=False, ddp_backend="c10d"))
+    model = build(arch, **SMALL)
+    trainer = SimpleNamespace(cfg=cfg, data_parallel_world_size=1, get_model=lambda: model)
+    criterion = ChunkedLabelSmoothedCrossEntropy(Task(), sentence_avg=False, label_smoothing=0.1)
+    rejected = pytest.raises(ConfigurationError, match="needs features, which TransformerAlignModel lacks")
+    with rejected if arch == "transformer_align" else contextlib.nullcontext():
+        criterion.check_training(trainer)

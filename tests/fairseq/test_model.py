@@ -1,6 +1,7 @@
 """The model: sizes, parameters, equality with fairseq's transformer, and support of its features."""
 
 import importlib
+import pickle
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from collab_fairseq.modules import layers
 from collab_fairseq.modules.fairseq_compat import SURPLUS
 from collab_fairseq.modules.settings import SITES
 from collab_fairseq.modules.sites import attention_layers
-from tests.common import FLOAT32
+from tests.common import FLOAT32, run
 from tests.fairseq.commands import nested
 from tests.fairseq.models import KINDS, SMALL, TINY, Task, batch, build, same_model
 
@@ -172,3 +173,16 @@ def test_rejects_unpatched_encoder_layer(monkeypatch):
     monkeypatch.setattr(TransformerEncoderLayerBase, "__init__", published)
     with pytest.raises(ImportError, match="start-up hook fairseq_modern is not"):
         importlib.reload(layers)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_models_can_be_pickled(kind):
+    model = build(**SMALL, **KINDS[kind]).eval()
+    restored = pickle.loads(pickle.dumps(model))
+    assert torch.equal(restored(*batch())[0], model(*batch())[0])
+
+
+def test_a_new_process_can_unpickle_a_model(tmp_path):
+    torch.save(build(**SMALL), tmp_path / "model.pt")
+    program = "import sys, torch; print(type(torch.load(sys.argv[1], weights_only=False)).__name__)"
+    assert run("python", "-c", program, tmp_path / "model.pt").stdout == "TransformerCollabModel\n"

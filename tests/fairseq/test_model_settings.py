@@ -25,7 +25,9 @@ NOISE = {"quant_noise_pq": 0.1, "quant_noise_pq_block_size": 4}
 DEEP = {**SMALL, "encoder_layers": 3, "key_dim": 6, "attention_shapes": SHAPES}
 
 
-@pytest.mark.parametrize("keep", [{"encoder": "2", "decoder": "1"}, {"encoder": [2, 0], "decoder": [0, 1]}])
+@pytest.mark.parametrize(
+    "keep", [{"encoder": "2", "decoder": "1"}, {"encoder": [2, 0], "decoder": [0, 1]}, {"encoder": "0,2"}], ids=str
+)
 def test_kept_layers_keep_their_shapes(keep):
     """Compared with the complete model after removing its other layers."""
     complete = build(**DEEP)
@@ -34,15 +36,18 @@ def test_kept_layers_keep_their_shapes(keep):
     pruned.load_state_dict(complete.state_dict(), model_cfg=args)
     for side, kept in keep.items():
         stack = getattr(complete, side)
-        stack.layers = torch.nn.ModuleList(stack.layers[i] for i in sorted(map(int, kept)))
+        numbers = kept.split(",") if isinstance(kept, str) else kept
+        stack.layers = torch.nn.ModuleList(stack.layers[i] for i in sorted(map(int, numbers)))
     assert list(attention_layers(pruned)) == list(attention_layers(complete))
     assert (pruned.eval()(*batch())[0] - complete.eval()(*batch())[0]).abs().max() < FLOAT32
 
-    # the settings that a training run saves describe the kept layers
-    assert (args.encoder_layers, args.encoder_layers_to_keep) == (len(keep["encoder"]), None)
-    resumed = models.build_model(args, Task())
-    resumed.load_state_dict(pruned.state_dict(), model_cfg=args)
-    assert torch.equal(resumed.eval()(*batch())[0], pruned(*batch())[0])
+    # the settings that a training run saves describe the kept layers; those of the same command do so again
+    assert (args.encoder_layers, args.encoder_layers_to_keep) == (len(pruned.encoder.layers), None)
+    same_command = arguments(**DEEP, **{f"{side}_layers_to_keep": kept for side, kept in keep.items()})
+    for settings in (args, same_command):
+        resumed = models.build_model(settings, Task())
+        resumed.load_state_dict(pruned.state_dict(), model_cfg=settings)
+        assert torch.equal(resumed.eval()(*batch())[0], pruned(*batch())[0])
 
 
 @pytest.mark.parametrize("arch", ["transformer", "transformer_collab"])
@@ -172,6 +177,7 @@ def test_initial_weights_have_the_variance_of_the_authors_code(heads, key_dim, i
         ({"mixing_init": "blocks", "encoder_key_dim": 1}, "--encoder-key-dim"),
         ({"value_heads": 3}, "encoder attention: --value-heads must divide the 2 heads"),
         ({**STANDARD, "value_heads": 1}, "--value-heads 1 is for collaborative heads, .* is none"),
+        ({**STANDARD, "attention_content_bias": True}, "--attention-content-bias True is for collaborative heads"),
         ({"kv_heads": 1}, "--kv-heads 1 is for standard heads, but --collaborative-heads is encoder_cross_decoder"),
         ({**STANDARD, "kv_latent_dim": 8, "kv_heads": 1}, "--kv-latent-dim select different attention types"),
         ({"attention_shapes": {"cross.0": {"kv_heads": 1}}}, r"\[cross.0\]: .*'kv_heads'.* collaborative"),
