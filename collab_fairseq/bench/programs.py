@@ -16,9 +16,9 @@ from typing import Any, Dict
 import torch
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.optim.adam import Adam
+from fairseq.sequence_generator import SequenceGenerator
 from torch import nn
 
-from collab_fairseq.search.shortlist import ShortlistGenerator
 from collab_fairseq.training.chunked_loss import ChunkedLabelSmoothedCrossEntropy
 from collab_fairseq.training.fused_adam import FusedAdam
 from fairseq_modern.errors import UserError
@@ -101,7 +101,8 @@ def translate(size: str, sentences: int, key_dim: int, bf16: bool, options: Opti
     for name, model in build(size, task, key_dim, names, options).items():
         model.to(torch.bfloat16 if bf16 and name != "fairseq" else options.torch_dtype).eval()
         model.make_generation_fast_(need_attn=False)  # type: ignore[operator]
-        searches[name] = ShortlistGenerator([model], task.target_dictionary, beam_size=4, len_penalty=0.6)
+        search = getattr(model, "sequence_generator", SequenceGenerator)  # ours with shortlists
+        searches[name] = search([model], task.target_dictionary, beam_size=4, len_penalty=0.6)
     rows = 3 if options.quick else 64
     batches = [make_batch(sources[n : n + rows], None, task, options.device) for n in range(0, sentences, rows)]
     return [{name: partial(_search, search, batch) for name, search in searches.items()} for batch in batches]

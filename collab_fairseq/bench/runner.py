@@ -80,6 +80,8 @@ def run(
     )
     for number, name in enumerate(chosen, start=1):
         logger.info("%d of %d: %s", number, len(chosen), name)
+        if "missing" in record.parts.get(name, {}):
+            del record.parts[name]  # it failed; now it may succeed
         row = record.part(name, functools.partial(_measured, name, all_rows[name], options))
         if "missing" in row:
             logger.warning("%s is missing: %s", name, row["missing"])

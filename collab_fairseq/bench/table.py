@@ -38,20 +38,26 @@ def table(
         paths: files of the records, for links from a page in ``folder``.
 
     Raises:
-        UserError: a pattern matches no row, or the records have none, as those of other benchmarks.
+        UserError: a pattern matches no row, the records have none, as those of other benchmarks, or two records have
+            the same row.
     """
-    parts = {
-        name: part
+    rows = [
+        (name, part)
         for record in records
         for name, part in record["parts"].items()
         if isinstance(part, dict) and "ratios" in part
-    }
-    if not parts:
+    ]
+    if not rows:
         raise UserError("the records must have ratios of collab bench layer, decode or train; got none")
-    parts = {name: parts[name] for name in choose(parts, patterns)}
+    chosen = choose(dict(rows), patterns)
+    names = [name for name, _ in rows]
+    repeated = [name for name in chosen if names.count(name) > 1]
+    if repeated:
+        raise UserError(f"{repeated[0]} must be in one record only; got several: omit some records, or give --rows")
+    parts = {name: part for name, part in rows if name in chosen}
     present = {implementation for part in parts.values() for implementation in part["ratios"]}
     columns = [name for name in LABELS if name in present]
-    lines = [[name, *(_ratio(part["ratios"].get(column)) for column in columns)] for name, part in parts.items()]
+    lines = [[name, *(_ratio(parts[name]["ratios"].get(column)) for column in columns)] for name in chosen]
     header = ["ours, compared with", *(LABELS[name] for name in columns)]
     paragraphs = [pages.table([header, *lines]), _about(records)]
     links = [

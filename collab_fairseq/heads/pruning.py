@@ -124,6 +124,8 @@ def draw(record: Mapping[str, Any], path: PathLike, model: str, compared: Sequen
     if any(sentences.values()):
         numbers = ", ".join(f"{number} of {names[split]}" for split, number in sentences.items())
         description += f" BLEU is computed on the first sentences only: {numbers}."
+    subset = record["settings"]["loss"]
+    loss = "validation loss, bits" if subset == "valid" else f"loss on {subset}, bits"
     legend_rows = math.ceil(len(curves) / LEGEND_COLUMNS)
     with drawing(path, 2.5 + 0.18 * legend_rows, f"Pruning, {model}", description) as figure:
         axes = figure.subplots(1, len(splits) + 1, squeeze=False)[0]
@@ -133,7 +135,7 @@ def draw(record: Mapping[str, Any], path: PathLike, model: str, compared: Sequen
             values = [value for points in all_curves for value in _values(points, split)]
             margin = 0.05 * (max(values) - min(values)) or 1.0
             axis.set_ylim(min(values) - margin, max(values) + margin)
-            axis.set_title("validation loss, bits" if split is None else f"BLEU, {names.get(split, split)}")
+            axis.set_title(loss if split is None else f"BLEU, {names.get(split, split)}")
             axis.set_xlabel("heads pruned (%)")
         handles = axes[0].get_legend_handles_labels()
         figure.legend(*handles, loc="outside upper center", ncols=min(len(curves), LEGEND_COLUMNS))

@@ -48,6 +48,11 @@ def _padding(model: PreTrainedModel, batch: Mapping[str, Any], decoder: bool) ->
     return None
 
 
+def _supported(implementation: str) -> str:
+    """The implementation of attention; `sdpa` in place of those whose masks our layers do not read."""
+    return implementation if implementation in IMPLEMENTATIONS else "sdpa"
+
+
 @torch.no_grad()
 def calibrate(
     model: PreTrainedModel, batches: Batches, layers: Optional[Iterable[str]] = None
@@ -85,8 +90,9 @@ def calibrate(
         return hook
 
     handles = [layer.register_forward_pre_hook(make_hook(name), with_kwargs=True) for name, layer in wanted.items()]
-    training = model.training
+    training, implementation = model.training, model.config._attn_implementation
     model.eval()
+    model.config._attn_implementation = _supported(implementation)
     try:
         for number, inputs in enumerate(batches):
             if not isinstance(inputs, Mapping):
@@ -95,6 +101,7 @@ def calibrate(
             model(**batch)
     finally:
         model.train(training)
+        model.config._attn_implementation = implementation
         for handle in handles:
             handle.remove()
     return {name: calibrator.result() for name, calibrator in calibrators.items()}
@@ -146,8 +153,7 @@ def _with_scores(model: PreTrainedModel, fitted: Mapping[str, ScoreWeights]) -> 
     for field in ("model_type", "architectures", "transformers_version"):
         settings.pop(field, None)
     config = config_class.from_dict({**settings, "attention_shapes": shapes})
-    implementation = model.config._attn_implementation
-    config._attn_implementation = implementation if implementation in IMPLEMENTATIONS else "sdpa"
+    config._attn_implementation = _supported(model.config._attn_implementation)
 
     state = dict(model.state_dict())
     for name, weights in fitted.items():

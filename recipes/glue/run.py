@@ -77,6 +77,7 @@ class Study:
             folder / "record.json",
             device=self.device,
         )
+        self.record.save()  # so that an interrupted stage resumes with the same settings only
 
     def stage(self, name: str) -> None:
         """Run a stage, unless the record has it."""

@@ -7,8 +7,10 @@ from typing import Any, Dict, List, Tuple
 import pandas
 from tasks import GLUE, TASKS
 
+from collab_fairseq.cli.main import guarded
 from collab_fairseq.records import pages
 from collab_fairseq.records.record import load
+from fairseq_modern.errors import UserError
 
 #: Table 2 of https://arxiv.org/abs/2006.16362: key dimension (0: standard heads) → millions of parameters, average
 PAPER: Dict[Tuple[str, int], Dict[int, Tuple[float, float]]] = {
@@ -16,14 +18,26 @@ PAPER: Dict[Tuple[str, int], Dict[int, Tuple[float, float]]] = {
     ("distilbert", 768): {0: (66.4, 80.0), 384: (62.9, 79.1)},
     ("albert", 768): {0: (11.7, 85.3), 512: (11.3, 83.1), 384: (11.1, 77.9)},
 }
+#: settings in which the records of one model and task may differ
+VARYING = ("seed", "transformers")
 HEADS = {"standard": "standard", "converted": "collaborative, not fine-tuned again", "tuned": "collaborative"}
 
 
 def table(records: List[Dict[str, Any]]) -> str:
-    """The table in Markdown, with means over seeds; the average requires all tasks of GLUE."""
+    """The table in Markdown, with means over seeds; the average requires all tasks of GLUE.
+
+    Raises:
+        UserError: records of one model and task have the same seed or other different settings.
+    """
     results = []
+    shared: Dict[Tuple[str, str], Dict[str, Any]] = {}
     for record in records:
         settings = record["settings"]
+        name, others = settings["model"]["name"], {key: settings[key] for key in settings if key not in VARYING}
+        first = shared.setdefault((name, settings["task"]), others)
+        different = [key for key in {**first, **others} if first.get(key) != others.get(key)]
+        if different:
+            raise UserError(f"records of {name} on {settings['task']} must differ in the seed only; got {different[0]}")
         model = {**settings["model"], "task": settings["task"], "seed": settings["seed"]}
         for name, part in record["parts"].items():
             stage, _, key_dim = name.partition("/")  # standard, converted/384, tuned/384
@@ -31,6 +45,10 @@ def table(records: List[Dict[str, Any]]) -> str:
     data = pandas.DataFrame(results)
     tasks = [task for task in TASKS if task in set(data["task"])]
     index = ["name", "type", "width", "key_dim", "stage"]
+    repeated = data[data.duplicated([*index, "task", "seed"])]
+    if len(repeated):
+        name, task, seed = repeated.iloc[0][["name", "task", "seed"]]
+        raise UserError(f"records of {name} on {task} must have different seeds; got {seed} twice")
     scores = data.pivot_table(values="score", index=index, columns="task")[tasks]  # the mean over seeds
     parameters = data.groupby(index)["parameters"].max()  # classifiers differ by their number of labels
     required = GLUE if set(tasks) & set(GLUE) else tasks
@@ -51,5 +69,9 @@ def table(records: List[Dict[str, Any]]) -> str:
     return f"{pages.table(rows)}\n\nValidation sets; seeds {seeds}; 100 times the mean of a task's metrics.\n"
 
 
-if __name__ == "__main__":
+def main() -> None:
     sys.stdout.write(table([load(path, "study") for path in sys.argv[1:]]))
+
+
+if __name__ == "__main__":
+    sys.exit(guarded("table.py", main))

@@ -1,6 +1,7 @@
 """Training with stochastic gates at several penalties: loss on valid and BLEU without the closed heads."""
 
 import logging
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Sequence
@@ -41,6 +42,7 @@ def score(
         checkpoints.save(result.state, finalised)
         data, device = source.cfg.task.data, str(source.device)
         smaller = translation.load_model(finalised, data, device=device, seed=source.seed)
+        smaller = replace(smaller, criterion=source.criterion)  # training with gates has label smoothing
         return {
             "checkpoint": checkpoints.file_setting(gated),
             "gates": {head: gate._asdict() for head, gate in removal.read_gates(state).items()},

@@ -105,7 +105,7 @@ def study(record: Dict[str, Any]) -> str:
     about = [
         f"{model['updates']:,} updates; calibrated on {settings['sentences']} sentences.",
         spread if number > 1 else "One seed.",
-        "CPU seconds are those of the whole model, without calibration and allocation.",
+        "CPU seconds are those of the whole model, without calibration, allocation and sampling of unlabelled text.",
     ]
     if any("/distilled-" in name for name in record["parts"]):
         about.append(

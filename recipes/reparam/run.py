@@ -38,6 +38,13 @@ def main() -> None:
     args = parser.parse_args()
     if {"paper", "authors"} & {*args.methods} and not importlib.util.find_spec("tensorly"):
         raise UserError("TensorLy is not installed: pip install 'collab_fairseq[reparam]'")
+    if args.finetune_updates and args.finetune_method not in args.methods:
+        raise UserError(f"--methods must include --finetune-method; got {args.finetune_method}")
+    for option in ("bleu_ranks", *["distill_ranks"] * ("distilled" in args.methods and args.distill > 0)):
+        ranks = {*getattr(args, option)}
+        if ranks and not ranks & {*args.ranks}:
+            listed = " ".join(map(str, args.ranks))
+            raise UserError(f"--{option.replace('_', '-')} must include one of --ranks, {listed}; got none of them")
     show_messages("reparam")
     os.environ["OMP_NUM_THREADS"] = str(args.threads)
     torch.set_num_threads(args.threads)

@@ -21,6 +21,7 @@ import importlib.metadata
 import itertools
 import logging
 import time
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Dict
@@ -233,6 +234,7 @@ class Study:
 
         def scored() -> Dict[str, Any]:
             trained = translation.load_model(checkpoint, self.args.data)
+            trained = replace(trained, criterion=self.trained.criterion)  # fine-tuning has label smoothing
             return {"updates": checkpoints.num_updates(trained.state), **self.scores(trained)}
 
         self.record.part(f"finetuned/{checkpoint.parent.name}", scored)

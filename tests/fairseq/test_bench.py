@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from fairseq.sequence_generator import SequenceGenerator
 
 from collab_fairseq.attention.cache import source_rows
 from collab_fairseq.bench import layers, measure, models, programs, runner
@@ -15,6 +16,7 @@ from collab_fairseq.bench.table import table
 from collab_fairseq.modules.attention import IncrementalAttention
 from collab_fairseq.records import environment
 from collab_fairseq.records.record import load
+from collab_fairseq.search.shortlist import ShortlistGenerator
 from fairseq_modern.errors import UserError
 from tests.common import run
 
@@ -207,10 +209,12 @@ def test_interrupted_benchmark_continues(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("error", [UserError, RuntimeError, torch.OutOfMemoryError])
 def test_failed_row_is_missing_and_others_are_measured(error, caplog, monkeypatch):
-    def failing(options):
+    def failing_with(options):
         raise error("no luck\nand a long story")
 
-    monkeypatch.setattr(runner, "rows", lambda *_: {"layer/failing": failing, "layer/good": lambda _: [DO_NOTHING]})
+    monkeypatch.setattr(
+        runner, "rows", lambda *_: {"layer/failing": failing_with, "layer/good": lambda _: [DO_NOTHING]}
+    )
     record = runner.run("layer", QUICK)
     assert record["parts"]["layer/failing"] == {"missing": "no luck"}
     assert "layer/failing is missing: no luck" in caplog.text
@@ -218,6 +222,37 @@ def test_failed_row_is_missing_and_others_are_measured(error, caplog, monkeypatc
     assert "failing" not in table([record])
     with pytest.raises(UserError, match=r"must have ratios of collab bench .*; got none"):
         table([{**record, "parts": {"sentences": 200}}])
+
+
+def failing(options):
+    raise UserError("no luck")
+
+
+def test_a_failed_row_is_measured_again(tmp_path, monkeypatch):
+    rows = {"layer/first": failing, "layer/second": lambda _: [DO_NOTHING]}
+    monkeypatch.setattr(runner, "rows", lambda *_: rows)
+    first = runner.run("layer", QUICK, output=tmp_path / "record.json")["parts"]
+    rows["layer/first"] = lambda _: [DO_NOTHING]
+    second = runner.run("layer", QUICK, output=tmp_path / "record.json")["parts"]
+    assert "missing" in first["layer/first"]
+    assert "ratios" in second["layer/first"]
+    assert second["layer/second"] == first["layer/second"]
+
+
+def test_a_row_of_a_table_is_in_one_record(monkeypatch):
+    monkeypatch.setattr(
+        runner, "rows", lambda *_: {"layer/a": lambda _: [DO_NOTHING], "layer/b": lambda _: [DO_NOTHING]}
+    )
+    both, one = runner.run("layer", QUICK), runner.run("layer", QUICK, ["layer/a"])
+    with pytest.raises(UserError, match="layer/a must be in one record only"):
+        table([both, one])
+    assert "| layer/b |" in table([both, one], ["layer/b"])
+
+
+def test_only_our_models_search_with_shortlists():
+    (searches,) = programs.translate("tiny", 3, 6, False, QUICK)
+    generators = {name: type(search.args[0]) for name, search in searches.items()}
+    assert generators == {"fairseq": SequenceGenerator, "none": ShortlistGenerator, "ours": ShortlistGenerator}
 
 
 @pytest.mark.parametrize("what", ROWS)

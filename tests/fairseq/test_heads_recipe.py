@@ -1,5 +1,6 @@
 """recipes/heads from a checkpoint to the results page, with a tiny model, and figures of the published records."""
 
+import copy
 import json
 import shutil
 
@@ -61,7 +62,9 @@ def test_penalty_that_closes_all_gates(tiny_run, tiny_data, tmp_path):
         checkpoints.save(gated_state(standard_state(tiny_run), values[penalty]), path)
         return path
 
-    source = load(standard_state(tiny_run), tiny_data, double=False)
+    state = copy.deepcopy(standard_state(tiny_run))
+    state["cfg"]["criterion"]["label_smoothing"] = 0.0  # training with gates has another one
+    source = load(state, tiny_data, double=False)
     test = ablation.TestSet("test", references, {"beam": 2, "sentences": 3})
     record = Record("heads", "gates", "", {})
     gates.score(source, [test], record, list(values), train)
@@ -69,6 +72,7 @@ def test_penalty_that_closes_all_gates(tiny_run, tiny_data, tmp_path):
     assert before == after
     assert record.parts["0.1"]["attention_parameters"][1] < before / 2
     assert record.parts["0.1"]["loss"] != record.parts["0"]["loss"]
+    assert record.parts["0"]["loss"] == pytest.approx(record.parts["whole/loss"], rel=1e-6)  # the same criterion
     rows = gates.report(record.parts).splitlines()
     assert rows[-2].startswith("| 0 | 2 of 2 | 2 of 2 | 2 of 2 |")
     assert rows[-1].startswith("| 0.1 | 0 of 2 | 0 of 2 | 0 of 2 |")

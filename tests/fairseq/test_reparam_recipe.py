@@ -17,7 +17,7 @@ def command(tiny_run, tiny_data, tmp_path_factory):
     pytest.importorskip("tensorly")
     pytest.importorskip("matplotlib")
     output = tmp_path_factory.mktemp("study")
-    flags = "--finetune-updates 4 --ranks 1/2 --bleu-ranks 3/4 --seeds 1 --distill 2 --distill-ranks 1/2"
+    flags = "--finetune-updates 4 --ranks 1/2 --bleu-ranks --seeds 1 --distill 2 --distill-ranks 1/2"
     flags += " --calibration 30"
     files = ["--model", tiny_run / "checkpoint_best.pt", "--data", tiny_data, "--output", output, "--unlabelled", 1000]
     return [RECIPE / "run.sh", *files, "--name", "tiny", "--python", sys.executable, *flags.split()]
@@ -94,5 +94,12 @@ def test_resumed_study_skips_finished_parts(command, done):
 def test_rejects_missing_checkpoints_and_methods_without_checkpoints(tmp_path):
     flags = ["--name", "x", "--data", tmp_path, "--model", tmp_path / "missing.pt"]
     rejected(run(RECIPE / "run.sh", *flags, check=False), "there is no checkpoint")
+    for words, message in (
+        ("--ranks 1/8", "--bleu-ranks must include one of --ranks, 1/8; got none of them"),
+        ("--ranks 1/8 --bleu-ranks", "--distill-ranks must include one of --ranks, 1/8; got none of them"),
+        ("--methods plain", "--methods must include --finetune-method; got calibrated"),
+        ("--ranks 1/8 --bleu-ranks --distill 0", "there is no checkpoint"),
+    ):
+        rejected(run(RECIPE / "run.sh", *flags, *words.split(), check=False), message)
     failed = run(RECIPE / "run.sh", "--finetune-method", "plain", check=False)
     rejected(failed, "--finetune-method: invalid choice: 'plain'", status=2)

@@ -1,5 +1,6 @@
 """The GLUE recipe: metrics and table against numbers computed by hand, and a small rehearsal."""
 
+import copy
 import importlib
 import json
 import os
@@ -49,6 +50,11 @@ def test_table():
     for line, end in zip(lines[2:5], ("85.5 | 108.3 | 83.0", "63.5 |  | ", "73.5 | 101.4 | 82.5"), strict=True):
         assert line.endswith(f"| {end} |")
     assert "seeds 1, 3" in lines[-1]
+    for change, message in (({}, "different seeds; got 3 twice"), ({"lr": 5e-5}, "in the seed only; got lr")):
+        other = copy.deepcopy(records[-1])
+        other["settings"].update(change, seed=3 if not change else 5)
+        with pytest.raises(UserError, match=f"records of bert on .* must .*{message}"):
+            table.table([*records, other])
     # no average if a task is missing
     assert table.table(records[2:]).splitlines()[2].endswith("| – | 108.3 | 83.0 |")
 
@@ -70,7 +76,10 @@ def start(tmp_path):
 
 
 def test_record_is_of_one_model(start):
+    """Also before the first stage is finished."""
     study = start("one", 1)
+    with pytest.raises(UserError, match=r"record\.json was made with weights"):
+        start("two", 2)
     study.record.part("standard", lambda: {"score": 50.0})
     assert start("one", 1).record.parts == study.record.parts
     with pytest.raises(UserError, match=r"record\.json was made with weights = bert, SHA-256 .*; got bert, SHA-256"):

@@ -267,3 +267,12 @@ def test_calibration_of_a_decoder_sees_the_past_and_no_padding(implementation):
     assert calibrate(model, [text])[name].queries == int(kept.sum()) + 1
     text["decoder_attention_mask"] = kept.long()
     torch.testing.assert_close(calibrate(model, [text])[name], results[name])
+
+
+def test_calibration_replaces_attention_whose_masks_it_cannot_read():
+    model, batch = make("bert", "sdpa"), inputs("bert", 5, 3)
+    expected = calibrate(model, [batch])
+    model.config._attn_implementation_internal = "flex_attention"
+    results = calibrate(model, [batch])
+    assert model.config._attn_implementation == "flex_attention"
+    torch.testing.assert_close(results, expected, rtol=0, atol=0)
