@@ -259,9 +259,11 @@ def test_only_our_models_search_with_shortlists():
 def test_quick_rows_measure_their_implementations(what, tmp_path):
     path = tmp_path / "record.json"
     rows = ["--rows", "*/tiny/*"] if what == "train" else []
-    done = run("collab", "bench", what, "--quick", "--device", "cpu", "--json", path, *rows)
+    limits = ["--rounds", 4, "--seconds", 2.5, "--dtype", "float32"]
+    done = run("collab", "bench", what, "--quick", "--device", "cpu", *limits, "--json", path, *rows)
     record = json.loads(path.read_text())
-    assert (record["name"], record["settings"]["quick"]) == (what, True)
+    expected = {"quick": True, "rounds": 4, "seconds": 2.5, "dtype": "float32"}
+    assert (record["name"], {**record["settings"], **expected}) == (what, record["settings"])
     parts = record["parts"]
     assert {name: set(part["values"]) for name, part in parts.items()} == ROWS[what]
     assert all(part["unit"] == ("bytes" if name.endswith("memory") else "s") for name, part in parts.items())

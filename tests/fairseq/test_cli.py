@@ -24,6 +24,8 @@ def test_average_of_fairseqs_checkpoints_translates_and_continues_training(tiny_
     average, log = tmp_path / "mean.pt", tmp_path / "generate.log"
     done = run("collab", "average", "--inputs", tiny_run, "--num-epoch-checkpoints", 2, "--output", average)
     assert re.search(r"averaged 2 checkpoints into .*mean\.pt", done.stdout)
+    first = ["--num-epoch-checkpoints", 1, "--checkpoint-upper-bound", 1, "--output", tmp_path / "first.pt"]
+    assert "checkpoint1.pt\tupdates" in run("collab", "average", "--inputs", tiny_run, *first).stdout
     search = ["--path", average, "--beam", 2, "--nbest", 2, "--max-len-b", 12, "--cpu"]
     done = run("fairseq-generate", tiny_data, *search)
     log.write_text(done.stderr + done.stdout, encoding="utf-8")  # as with 2>&1: the language is in the log

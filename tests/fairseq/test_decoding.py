@@ -144,9 +144,11 @@ def test_each_step_synchronizes_cuda_twice():
         encoder_out = model.encoder.reorder_encoder_out(model.encoder(source, lengths), expanded)
         model.decoder(target[:, :1].repeat_interleave(3, 0), encoder_out=encoder_out, incremental_state=state)
         torch.cuda.set_sync_debug_mode("warn")
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            model.decoder.reorder_incremental_state_scripting(state, order)
-            model.encoder.reorder_encoder_out(encoder_out, order)
-        torch.cuda.set_sync_debug_mode("default")
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                model.decoder.reorder_incremental_state_scripting(state, order)
+                model.encoder.reorder_encoder_out(encoder_out, order)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
     assert len([x for x in caught if "synchronizing" in str(x.message)]) == 2

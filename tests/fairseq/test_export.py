@@ -18,6 +18,7 @@ from collab_fairseq.heads.removal import remove_heads
 from collab_fairseq.modules.heads import parse_heads
 from collab_fairseq.modules.sites import attention_layers, swapped
 from fairseq_modern.errors import UserError
+from tests.common import collab
 from tests.fairseq.models import batch, logits
 from tests.fairseq.serving_cases import SOURCES
 
@@ -181,10 +182,11 @@ def test_ctranslate2_translates_the_same(read, name, tmp_path):
     assert_same_translations(engines, max_length=60)
 
 
-def test_precision_of_ctranslate2(read, tmp_path):
+def test_precision_of_ctranslate2(models, tmp_path):
     sizes, translations = {}, {}
     for name in ("float32", "int8"):
-        write(read("collaborative"), "ctranslate2", tmp_path / name, quantization=name)
+        words = ["--to", "ctranslate2", "--quantization", name, "--output", tmp_path / name]
+        collab("export", models.checkpoint("collaborative"), *words)
         sizes[name] = os.path.getsize(tmp_path / name / "model.bin")
         engine = collab_fairseq.load(tmp_path / name, precision=name, threads=1)
         translations[name] = engine.search(SOURCES, max_length=60)

@@ -6,6 +6,7 @@ import collab_fairseq
 from collab_fairseq.export import write
 from collab_fairseq.export.source import read_source
 from fairseq_modern.errors import UserError
+from tests.common import collab
 from tests.fairseq.serving_cases import write_checkpoint
 
 
@@ -51,8 +52,8 @@ def test_moses_has_the_rules_of_a_language_with_a_region(tmp_path):
 
 def test_tokenizers_lowercase_and_split_like_moses_and_bpe(tmp_path):
     path, codes = write_bpe_model(tmp_path)
-    source = read_source(path, bpe_codes=codes, moses=True, lowercase=True)
-    write(source, "folder", tmp_path / "folder")
+    text = ["--bpe-codes", codes, "--moses", "--lowercase"]
+    collab("export", path, "--to", "folder", *text, "--output", tmp_path / "folder")
     tokenizer = collab_fairseq.load(tmp_path / "folder").tokenizer
     tokens = ["t@@", "h@@", "e", "red", "do@@", "g", "."]
     assert tokenizer.split("The RED dog.") == tokens
@@ -60,6 +61,7 @@ def test_tokenizers_lowercase_and_split_like_moses_and_bpe(tmp_path):
     assert "".join(tokenizer.split("dog's")).replace("@@", "") == "dog&apos;s"
 
     transformers = pytest.importorskip("transformers")
+    source = read_source(path, bpe_codes=codes, moses=True, lowercase=True)
     write(source, "huggingface", tmp_path / "huggingface")
     theirs = transformers.FSMTTokenizer.from_pretrained(tmp_path / "huggingface")
     dictionary = source.trained.task.source_dictionary

@@ -159,6 +159,16 @@ def test_pruning_measures_the_masked_model(states, references, tiny_data):
     assert points[50]["loss"] == expected.loss != points[0]["loss"]
 
 
+def test_ablation_measures_the_masked_model(states, references, tiny_data):
+    trained = load(states["collaborative"], tiny_data, double=False)
+    test, record = TestSet("test", references, {"sentences": 12}), Record("heads", "ablate", "collab", {})
+    ablation.ablate(trained, [test], record, modes=["without"])
+    for head in HEADS:
+        with masked(attention_layers(trained.model), parse_heads(head)):
+            assert record.parts[f"test/without/{head}"]["bleu"] == evaluate(trained, test)["score"]
+    assert any(record.parts[f"test/without/{head}"]["difference"] for head in HEADS)
+
+
 def test_commands_prune_remove_and_rank(states, references, tiny_data, tmp_path):
     names = ("model.pt", "copy.pt", "pruned.pt", "pruning.json", "importance.json", "raw.json", "when.svg")
     checkpoint, copied, pruned, record, importance, raw, figure = (tmp_path / name for name in names)
@@ -172,7 +182,11 @@ def test_commands_prune_remove_and_rank(states, references, tiny_data, tmp_path)
     heads = parts_of(record)["encoder_cross_decoder/40"]["heads"]
     assert checkpoints.load(pruned)["extra_state"]["removed_heads"] == heads
 
-    collab("importance", checkpoint, *few, "--json", importance)
+    by_token = tmp_path / "token.json"
+    for path, form in ((by_token, ["--form", "token"]), (importance, [])):
+        collab("importance", checkpoint, *few, "--json", path, *form)
+    assert parts_of(by_token)["importance"]["heads"] != parts_of(importance)["importance"]["heads"]
+    by_token.unlink()
     collab("prune", checkpoint, *test, "--importance", importance, "--ranking", "raw", "--json", raw)
     ranks = {head: values["raw"] for head, values in parts_of(importance)["importance"]["heads"].items()}
     assert parts_of(raw)["importance"] == ranks

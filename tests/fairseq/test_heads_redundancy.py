@@ -46,6 +46,10 @@ def test_comparison_of_mixing_vectors_is_independent_of_their_scale():
     rescaled = redundancy(HeadFactors(query / factor[:, None], key, mixing * factor))
     for name in ("effective_dims", "overlap"):
         torch.testing.assert_close(torch.tensor(result[name]), torch.tensor(rescaled[name]))
+    compared = mixing * query.norm(dim=1) * key.norm(dim=1)
+    assert result["effective_dims"] == pytest.approx(((compared**2).sum(1) ** 2 / (compared**4).sum(1)).tolist())
+    cosines = torch.cosine_similarity(compared[:, None], compared[None], dim=-1)
+    torch.testing.assert_close(torch.tensor(result["overlap"], dtype=torch.float64), cosines)
     identity = torch.eye(6).double()
     blocks = redundancy(HeadFactors(identity, identity, block_mixing([4, 2]).double()))
     assert blocks["effective_dims"] == pytest.approx([4.0, 2.0])

@@ -87,6 +87,7 @@ TEXTS.update({f"collab heads {name}": description for name, description in ANALY
 def test_collab_commands_parse():
     """Other programs: the blocks above, and the tests of the recipes, run them."""
     text, parser = "\n".join(TEXTS.values()), build_parser()
+    text = re.sub(r"^srun (?:--[\w-]+ \d+ )*", "", text, flags=re.MULTILINE)
     found = re.findall(r"^ *(collab (?:.*\\\n)*.*)$", text, re.MULTILINE)
     found += re.findall(r"`(collab [^`]* --[^` ]+ [^`]*)`", text)
     commands = [c for c in found if not re.search(r" {3,}[^ #]", c.replace("\\\n", ""))]  # not lists of subcommands
@@ -177,11 +178,13 @@ def test_setup_keeps_an_installed_torch(installed, tmp_path):
 
 
 def intervals(lines):
-    """Yield (mean, low, high), with a positive mean (a text may state a loss as a gain), and the rounding error."""
+    """Yield mean, low and high as text."""
     number = r"([−+-]?\d+\.\d+)"
-    for three in re.findall(rf"{number}(?: \|| with a 90 % interval of)? \[{number}, {number}\]", " ".join(lines)):
-        mean, low, high = (float(part.replace("−", "-")) for part in three)
-        yield (mean, low, high) if mean > 0 else (-mean, -high, -low), 0.501 * 10 ** -len(three[0].partition(".")[2])
+    yield from re.findall(rf"{number}(?: \|| with a 90 % interval of)? \[{number}, {number}\]", " ".join(lines))
+
+
+def numbers(interval):
+    return [float(part.replace("−", "-")) for part in interval]
 
 
 @pytest.mark.parametrize(
@@ -192,10 +195,14 @@ def test_intervals_in_sentences_match_the_tables(page, tables):
         (ROOT / name / "README.md").read_text(encoding="utf-8").splitlines() for name in (page, f"recipes/{tables}")
     )
     in_text = list(intervals(line for line in lines if not line.startswith("|")))
-    in_tables = list(intervals(line for line in rows if line.startswith("|")))
+    in_tables = [numbers(found) for found in intervals(line for line in rows if line.startswith("|"))]
     assert in_text
-    for three, half in in_text:
-        assert any(three == pytest.approx(other, rel=0, abs=half) for other, _ in in_tables), three
+    for found in in_text:
+        mean, low, high = numbers(found)
+        # without a sign, a text may state the loss of one as the gain of the other
+        stated = [(mean, low, high)] if found[0][0] in "+−-" else [(mean, low, high), (-mean, -high, -low)]
+        half = 0.501 * 10 ** -len(found[0].partition(".")[2])
+        assert any(pytest.approx(other, rel=0, abs=half) == list(one) for one in stated for other in in_tables), found
 
 
 def test_tables_match_the_records():

@@ -50,6 +50,22 @@ def test_calibration_equals_single_sentences_without_padding(trained, calibratio
     assert all(float((a - b).abs().max()) > 1e-4 for a, b in zip(statistics[1:], control[1:], strict=True))
 
 
+def test_output_errors_equal_those_of_single_sentences_without_padding(trained, calibrations):
+    converted = with_state(trained, convert(trained, 6, calibrations)[0])
+    layers = [attention_layers(model.model)["encoder.0"] for model in (trained, converted)]
+    squares = torch.zeros(2, dtype=torch.float64)
+    for sample in batches(trained, "valid", sentences=30):
+        tokens, encoder = sample["net_input"]["src_tokens"], trained.model.encoder
+        with torch.no_grad():
+            for sentence, row in zip(tokens, encoder.forward_embedding(tokens)[0], strict=True):
+                inputs = row[sentence != 1][:, None]
+                old, new = (layer(inputs, inputs, inputs)[0].double() for layer in layers)
+                squares += torch.stack([(new - old).square().sum(), old.square().sum()])
+    error = output_errors(trained, converted, "valid", ["encoder.0"], sentences=30)["encoder.0"]
+    assert error == pytest.approx(float(squares[0] / squares[1]) ** 0.5, rel=1e-4)
+    assert 0.01 < error < 1
+
+
 def test_calibration_and_key_dimension_lower_output_errors(trained, calibrations):
     before = {name: tensor.clone() for name, tensor in trained.state["model"].items()}
     errors = {}

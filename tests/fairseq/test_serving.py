@@ -111,7 +111,7 @@ def test_interruption_keeps_translations(exported, translator, translate, monkey
     assert "interrupted after 4 lines" in caplog.text
 
 
-def test_half_precision_keeps_shared_embeddings(models, exported, tmp_path):
+def test_half_precision_keeps_shared_embeddings(models, exported, translate, tmp_path):
     tied = models.checkpoint("collaborative", share_all_embeddings=True)
     model_folder.export(read_source(tied), tmp_path / "tied", half=True)
     state = checkpoints.load(tmp_path / "tied" / "model.pt")["model"]
@@ -125,6 +125,31 @@ def test_half_precision_keeps_shared_embeddings(models, exported, tmp_path):
     for precision in ("bfloat16", "float16"):
         low = collab_fairseq.load(exported, precision=precision)
         assert 0 < abs(low.search(SOURCES[:1], **SEARCH)[0][0].score - exact[0][0].score) < 0.2
+    (tmp_path / "text").write_text("\n".join(SOURCES))
+    float32, bfloat16 = (
+        translate(exported, tmp_path / "text", "--scores", *FLAGS, "--precision", name)[1]
+        for name in ("float32", "bfloat16")
+    )
+    assert float32 == [f"{best[0].score:.4f}\t{best[0].text}" for best in exact] != bfloat16
+
+
+def test_a_given_sentencepiece_model_replaces_that_of_the_data(models, tmp_path):
+    given, data = tmp_path / "mine.model", tmp_path / "data-bin"
+    shutil.copytree(models.data, data)  # without the model in its parent folder
+    shutil.copy(models.data.parent / "sentencepiece.model", given)
+    words = [
+        "export",
+        models.checkpoint("collaborative"),
+        "--data",
+        data,
+        "--to",
+        "folder",
+        "--output",
+        tmp_path / "out",
+    ]
+    assert "need their SentencePiece model (--sentencepiece)" in collab(*words, status=1)
+    collab(*words, "--sentencepiece", given)
+    assert collab_fairseq.load(tmp_path / "out").tokenizer.join(["▁a", "b"]) == "ab"
 
 
 def test_failed_export_leaves_nothing(models, tmp_path):

@@ -12,7 +12,7 @@ SEARCHES = ("--bf16 --attention-content-bias", "--fp16", "--fp16 --collaborative
 @pytest.mark.parametrize(
     ("program", "flags", "limit"),
     [
-        *(("training", flags, 8) for flags in ("--bf16", "--fp16", "--amp")),
+        *(("training", flags, 1) for flags in ("--bf16", "--fp16", "--amp")),
         *(("search", flags, 2) for flags in SEARCHES),
     ],
 )

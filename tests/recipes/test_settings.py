@@ -34,7 +34,7 @@ def call(capsys, monkeypatch):
     """Run a script of a recipe in this process."""
     monkeypatch.setattr(cli, "show_messages", lambda name: None)
     monkeypatch.setattr("os.environ", dict(os.environ))
-    logging.getLogger("recipe").setLevel(logging.WARNING)
+    monkeypatch.setattr(logging.getLogger("recipe"), "level", logging.WARNING)
 
     def call(script, *words):
         argv = [str(word) for word in words]

@@ -1,5 +1,6 @@
 """The layers as a replacement of ``torch.nn.MultiheadAttention``: equal results, torch's encoder, and compilation."""
 
+import inspect
 from functools import partial
 
 import pytest
@@ -13,6 +14,12 @@ from tests.unit.attention_cases import ATTENTION_TYPES, E, H, N, T, build, input
 SHARED_VALUES = partial(CollaborativeAttention, value_heads=1)
 MULTI_QUERY = partial(GroupedAttention, kv_heads=1)
 LATENT = partial(LatentAttention, kv_latent_dim=4)
+
+
+@pytest.mark.parametrize("cls", [CollaborativeAttention, StandardAttention, GroupedAttention, LatentAttention])
+def test_parameters_have_the_order_of_torchs(cls):
+    theirs, ours = (list(inspect.signature(each.forward).parameters) for each in (nn.MultiheadAttention, cls))
+    assert ours[: len(theirs)] == theirs
 
 
 @pytest.mark.parametrize("kdim", [None, 7])

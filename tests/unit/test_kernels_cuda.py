@@ -1,5 +1,7 @@
 """The choice of kernels on a GPU, tested with fake tensors, and the kernel ``sdpa``, also on a GPU if available."""
 
+import copy
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -8,7 +10,7 @@ from torch.nn.attention import SDPBackend
 from collab_fairseq.attention import CollaborativeAttention, KeyValue, kernels
 from collab_fairseq.attention.kernels import KernelError, choose, choose_standard, packed_bmm, sdpa
 from tests.common import DEVICES
-from tests.unit.attention_cases import call, tensors
+from tests.unit.attention_cases import call, reference, tensors
 
 HALF, SINGLE = torch.bfloat16, torch.float32
 
@@ -132,12 +134,27 @@ def test_error_of_sdpa_is_at_most_twice_that_of_bmm(fill, key_dim, keys, dtype, 
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float16, HALF, SINGLE])
-def test_memory_efficient_backend_supports_the_layer_on_cuda(dtype, monkeypatch):
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float16, 3), (HALF, 3), (SINGLE, 16)])
+def test_memory_efficient_backend_computes_the_layer_on_cuda(dtype, bound, monkeypatch):
+    """Output and gradients against the float64 reference, in roundings; on a CPU at most 0.7, in float32 4.5."""
     monkeypatch.setattr(sdpa, "BACKENDS", [SDPBackend.EFFICIENT_ATTENTION])
-    layer = CollaborativeAttention(512, 8, 128, content_bias=True, device="cuda", dtype=dtype)
-    query = torch.randn(4, 33, 512, device="cuda", dtype=dtype, requires_grad=True)
-    padding = torch.zeros(4, 33, dtype=torch.bool, device="cuda")
-    padding[1, 30:] = True
-    layer(query, query, query, key_padding_mask=padding, need_weights=False)[0].sum().backward()
-    assert torch.isfinite(query.grad).all()
+    torch.manual_seed(0)
+    layer = CollaborativeAttention(512, 8, 128, content_bias=True, kernel="sdpa")
+    torch.nn.init.normal_(layer.content_bias, std=0.1)  # zero by default
+    layer, names = layer.to(dtype), [name for name, _ in layer.named_parameters() if name != "k_proj.bias"]
+    inputs, direction = (torch.randn(4, 33, 512).to(dtype) for _ in range(2))
+    padding = torch.zeros(4, 33, dtype=torch.bool)
+    padding[1, 10:] = padding[2, :5] = True
+
+    def results(output, layer, query):
+        variables = [query, *map(layer.get_parameter, names)]
+        return [output, *torch.autograd.grad(output, variables, direction.to(output))]
+
+    exact_layer, query = copy.deepcopy(layer).double(), inputs.double().requires_grad_()
+    output = reference(exact_layer, query, query, query, {"key_padding_mask": padding}).output
+    exact = [x.detach() for x in results(output, exact_layer, query)]
+    layer, query = layer.cuda(), inputs.cuda().requires_grad_()
+    for mask in (padding.cuda(), None):
+        output = layer(query, query, query, key_padding_mask=mask, need_weights=False)[0]
+        errors = [error / torch.finfo(dtype).eps for error in relative_errors(results(output, layer, query), exact)]
+        assert 0 < max(errors) < bound if mask is not None else errors[0] > 10 * bound  # control

@@ -57,6 +57,7 @@ def test_rejects_unwritable_output_first(command, tmp_path, monkeypatch):
 )
 def test_rejects_inapplicable_flags(command, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torch.set_num_threads", lambda number: None)
     try:
         status = main(command.split())
     except SystemExit as stop:  # argparse
