@@ -31,7 +31,8 @@ def output_lock(output: Path, on_wait: Callable[[], None]) -> Iterator[None]:
             try:
                 yield
             finally:
-                os.unlink(path)
+                with contextlib.suppress(FileNotFoundError):  # removed by another process that had no lock either
+                    os.unlink(path)
             return
 
 

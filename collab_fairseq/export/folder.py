@@ -54,7 +54,8 @@ def portable(source: Source, half: bool = False, arch: str = "transformer_collab
     cfg: Any = OmegaConf.to_container(OmegaConf.structured(FairseqConfig()), enum_to_str=True)
     original = source.trained.state["cfg"]
     card = source.card
-    settings = flat(asdict(source.config))
+    # the layers to keep are already the only ones
+    settings = {**flat(asdict(source.config)), "encoder_layers_to_keep": None, "decoder_layers_to_keep": None}
     if arch == "transformer":
         settings = {name: value for name, value in settings.items() if name not in OWN_FIELDS}
     cfg["model"] = {**settings, "_name": arch, "arch": arch}

@@ -137,6 +137,8 @@ def _subword_model(
     if bpe_codes is not None:
         if units != "@@ ":
             raise UserError(f"BPE codes need dictionaries with BPE units (…@@); those in {data} have none")
+        if subword_units(trained.task.source_dictionary) is None:
+            raise UserError(f"both dictionaries in {data} must have BPE units (…@@); got words on the source side")
         return "subword_nmt", os.fspath(bpe_codes)
     if sentencepiece is None and units == "sentencepiece":
         candidates = (os.path.join(data, name) for name in _SENTENCEPIECE_FILES)

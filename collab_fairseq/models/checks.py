@@ -137,7 +137,7 @@ def _check_type_flags(settings: Mapping[str, Any], types: Sequence[Type[Attentio
         for name in sorted(unused & {flag.name for flag in attention_type.flags}):
             heads = "collaborative" if attention_type.collaborative else "standard"
             raise ConfigurationError(
-                f"{_flag(name)} {settings[name]} is for {heads} heads, "
+                f"{_flag(name)}{'' if settings[name] is True else f' {settings[name]}'} is for {heads} heads, "
                 f"but --collaborative-heads is {settings['collaborative_heads']}"
             )
 

@@ -92,7 +92,8 @@ class Record:
                     f"{path} was made with {key} = {_short(before.get(key))}; got {_short(now.get(key))}: "
                     "choose another file"
                 )
-        self.content = earlier
+        if earlier["parts"]:  # otherwise, nothing has been measured on its machine
+            self.content = earlier
 
     def part(self, key: str, compute: Callable[[], Any]) -> Any:
         """Return a part; compute and save it if the record does not have it."""

@@ -49,7 +49,7 @@ def _padding(model: PreTrainedModel, batch: Mapping[str, Any], decoder: bool) ->
 
 
 def _supported(implementation: str) -> str:
-    """The implementation of attention; `sdpa` in place of those whose masks our layers do not read."""
+    """The implementation of attention; `sdpa` instead of those whose masks our layers do not read."""
     return implementation if implementation in IMPLEMENTATIONS else "sdpa"
 
 

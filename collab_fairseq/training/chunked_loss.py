@@ -224,9 +224,10 @@ class ChunkedLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):  # t
     def check_training(self, trainer: Any) -> None:
         """Reject models without ``features_only``, and DDP that searches for parameters which only the loss uses."""
         cfg, model = trainer.cfg.distributed_training, trainer.get_model()
-        if "features_only" not in inspect.signature(model.forward).parameters:
-            raise ConfigurationError(f"--criterion {CRITERION} needs features, which {type(model).__name__} lacks")
         tied = output_projection(model).weight is model.decoder.embed_tokens.weight
+        parameters = inspect.signature(model.forward).parameters.values()
+        if not any(p.name == "features_only" or p.kind is p.VAR_KEYWORD for p in parameters):
+            raise ConfigurationError(f"--criterion {CRITERION} needs features, which {type(model).__name__} lacks")
         searches = cfg.find_unused_parameters and cfg.ddp_backend in ("c10d", "pytorch_ddp")
         if searches and not tied and trainer.data_parallel_world_size > 1:
             raise ConfigurationError(

@@ -27,7 +27,8 @@ def table(records: List[Dict[str, Any]]) -> str:
     """The table in Markdown, with means over seeds; the average requires all tasks of GLUE.
 
     Raises:
-        UserError: records of one model and task have the same seed or other different settings.
+        UserError: no stage is finished, or records of one model and task have the same seed or other different
+            settings.
     """
     results = []
     shared: Dict[Tuple[str, str], Dict[str, Any]] = {}
@@ -42,6 +43,8 @@ def table(records: List[Dict[str, Any]]) -> str:
         for name, part in record["parts"].items():
             stage, _, key_dim = name.partition("/")  # standard, converted/384, tuned/384
             results.append({**model, "stage": stage, "key_dim": int(key_dim or 0), **part})
+    if not results:
+        raise UserError("the records must have finished stages; got none")
     data = pandas.DataFrame(results)
     tasks = [task for task in TASKS if task in set(data["task"])]
     index = ["name", "type", "width", "key_dim", "stage"]

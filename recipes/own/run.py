@@ -45,7 +45,8 @@ def main() -> None:
     if any(word.partition("=")[0] == "--data" for word in rest):
         raise settings.SettingsError("--data is set by this recipe; give --output")
     rest += [*words, "--data", str(args.output), "--output", str(run)]
-    rest += [f"task.source_lang='{languages[0]}'", f"task.target_lang='{languages[1]}'"]  # no is a boolean in YAML
+    # in quotes, because no is a boolean in YAML
+    rest += [f'task.source_lang="{languages[0]}"', f'task.target_lang="{languages[1]}"']
     cfg, options = cli.read_run(SCRIPT, rest)
     if "--dry-run" in rest:
         cli.main(SCRIPT, rest)

@@ -68,10 +68,11 @@ def check(cfg: DictConfig) -> Dict[str, DictConfig]:
         OmegaConf.to_container(cfg, resolve=True)
     except OmegaConfBaseException as error:
         raise SettingsError(f"{error.full_key} must have a value: {first_line(error)}") from error
-    schemas, complete = _schemas(cfg), {}
     for section in map(str, cfg):
         if section not in SECTIONS:
             raise SettingsError(f"{section} is not a section of a recipe's settings{suggestion(section, SECTIONS)}")
+    schemas, complete = _schemas(cfg), {}
+    for section in map(str, cfg):
         try:
             complete[section] = OmegaConf.merge(schemas[section], cfg[section])
         except ConfigKeyError as error:

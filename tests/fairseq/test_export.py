@@ -231,6 +231,15 @@ def test_transformers_computes_the_same(read, name, tmp_path):
     torch.testing.assert_close(output.logits, logits(source.model), atol=1e-4, rtol=0)
 
 
+def test_fairseq_loads_a_model_of_some_kept_layers(models, tmp_path):
+    state = checkpoints.load(models.checkpoint("collaborative", encoder_layers=1))
+    state["cfg"]["model"].update(encoder_layers_to_keep="2", decoder_layers_to_keep="0,1")  # as a training run saves it
+    checkpoints.save(state, tmp_path / "kept.pt")
+    write(read_source(tmp_path / "kept.pt"), "fairseq", tmp_path / "out")
+    (model,) = TransformerModel.from_pretrained(str(tmp_path / "out")).models
+    assert len(model.encoder.layers) == 1
+
+
 CRITERION = {"_name": "label_smoothed_cross_entropy", "label_smoothing": 0.2, "sentence_avg": False}
 
 

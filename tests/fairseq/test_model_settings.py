@@ -177,7 +177,7 @@ def test_initial_weights_have_the_variance_of_the_authors_code(heads, key_dim, i
         ({"mixing_init": "blocks", "encoder_key_dim": 1}, "--encoder-key-dim"),
         ({"value_heads": 3}, "encoder attention: --value-heads must divide the 2 heads"),
         ({**STANDARD, "value_heads": 1}, "--value-heads 1 is for collaborative heads, .* is none"),
-        ({**STANDARD, "attention_content_bias": True}, "--attention-content-bias True is for collaborative heads"),
+        ({**STANDARD, "attention_content_bias": True}, "--attention-content-bias is for collaborative heads"),
         ({"kv_heads": 1}, "--kv-heads 1 is for standard heads, but --collaborative-heads is encoder_cross_decoder"),
         ({**STANDARD, "kv_latent_dim": 8, "kv_heads": 1}, "--kv-latent-dim select different attention types"),
         ({"attention_shapes": {"cross.0": {"kv_heads": 1}}}, r"\[cross.0\]: .*'kv_heads'.* collaborative"),

@@ -98,6 +98,7 @@ def test_rejects_missing_checkpoints_and_methods_without_checkpoints(tmp_path):
         ("--ranks 1/8", "--bleu-ranks must include one of --ranks, 1/8; got none of them"),
         ("--ranks 1/8 --bleu-ranks", "--distill-ranks must include one of --ranks, 1/8; got none of them"),
         ("--methods plain", "--methods must include --finetune-method; got calibrated"),
+        ("--distill 0 --finetune-method distilled", "--distill must be positive with --finetune-method distilled"),
         ("--ranks 1/8 --bleu-ranks --distill 0", "there is no checkpoint"),
     ):
         rejected(run(RECIPE / "run.sh", *flags, *words.split(), check=False), message)

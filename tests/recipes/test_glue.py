@@ -55,6 +55,8 @@ def test_table():
         other["settings"].update(change, seed=3 if not change else 5)
         with pytest.raises(UserError, match=f"records of bert on .* must .*{message}"):
             table.table([*records, other])
+    with pytest.raises(UserError, match="must have finished stages"):
+        table.table([{**records[0], "parts": {}}])
     # no average if a task is missing
     assert table.table(records[2:]).splitlines()[2].endswith("| – | 108.3 | 83.0 |")
 

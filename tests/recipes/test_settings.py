@@ -81,7 +81,7 @@ def assert_accepted(done):
         ("optimization.stop_time_hours=0.5", "optimization.stop_time_hours must be left out"),
         ("optimization.learning_rate=0.1", "learning_rate is not a setting; did you mean optimization.lr?"),
         ("optimizer._name=fuse_adam", "by fairseq or this project; got fuse_adam; did you mean fused_adam?"),
-        ("bpe._name=subword_nmt", "bpe is not a section of a recipe's settings"),
+        ("bpe.codes=x", "bpe is not a section of a recipe's settings"),
         ("ema.store_ema=true", "ema is not a section of a recipe's settings"),
         ("optimization.clip_norm=high", "optimization.clip_norm: Value 'high' of type 'str' could not be converted"),
         ("optimization.lr=[1", "optimization.lr=[1: "),

@@ -158,3 +158,17 @@ def test_shortens_absolute_paths_in_command_and_settings(before, after):
 def test_hardware_has_device_and_threads_of_torch(device, name):
     hardware = Record("heads", "x", "y", {}, device=device).content["hardware"]
     assert (hardware["device"], hardware["threads"]) == (name, torch.get_num_threads())
+
+
+def test_the_machine_of_a_record_is_that_of_its_first_part(tmp_path, monkeypatch):
+    path = tmp_path / "record.json"
+
+    def machine(name):
+        monkeypatch.setattr(environment, "provenance", lambda *_, **__: {"hardware": name})
+        return Record("heads", "x", "y", {}, path)
+
+    machine("first").save()  # interrupted before any part
+    record = machine("second")
+    assert record.content["hardware"] == "second"
+    record.part("a", lambda: 1)
+    assert machine("third").content["hardware"] == "second"
