@@ -30,7 +30,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--source", nargs="+", type=Path, default=[], metavar="PATH", help=text)
     text = "such as en-de (default: the suffixes of the two files; required for a folder)"
     parser.add_argument("--languages", default="", metavar="FROM-TO", help=text)
-    text = "pairs held out for valid, and as many for test (default: one in fifty, at most 1000)"
+    text = "pairs of two files held out for valid, and as many for test (default: one in fifty, at most 1000)"
     parser.add_argument("--held-out", type=positive, metavar="N", help=text)
 
 

@@ -49,7 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--calibration", metavar="TEXT", help=text)
     add("--data", metavar="DATA_BIN", help="data-bin of the model (default: the one named in the checkpoint)")
-    text = "after the fit, train the new layers jointly for STEPS steps to predict what the source model predicts"
+    text = (
+        "after the fit, train the new layers jointly for STEPS steps to predict what the source model predicts; "
+        "needs --calibration"
+    )
     add("--distill", type=int, metavar="STEPS", help=text)
     text = "SPLIT:N or SOURCE, translated by the source model (default: the source side of --calibration)"
     add("--distill-text", metavar="TEXT", help=text)

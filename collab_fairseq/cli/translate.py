@@ -8,8 +8,8 @@ Text of any length is read, translated and written in buffers. A line that is no
 allows, is reported on standard error, becomes an empty line, and sets the exit status to 1. When interrupted, the
 command keeps the lines written so far.
 
-With --scores each line starts with its score (log-probability per token, base 2) and a tab. With --nbest N each input
-line has up to N output lines, which start with the number of the input line and the score.
+With --scores each line starts with its score (log-probability, base 2, divided by length^lenpen) and a tab. With
+--nbest N each input line has up to N output lines, which start with the number of the input line and the score.
 """
 
 import argparse

@@ -14,9 +14,9 @@ from .settings import ROOT, SettingsError
 STEPS = {
     "train": "Train one model. Prepare the data if they are missing.",
     "average": "Average the last checkpoints of a run of train.sh.",
-    "evaluate": "Translate, score (tokenised, compound-split and sacreBLEU) and record the result of average.sh.",
+    "evaluate": "Translate, score (BLEU, chrF, chrF++, TER) and record the result of average.sh.",
     "run": "Prepare, train, average, translate, score, record.",
-    "sweep": "Train several models, one after the other, and write the table of their results.",
+    "sweep": "Train several models, one or --jobs at a time, and write the table of their results.",
 }
 
 
@@ -101,7 +101,7 @@ def add_shared_options(parser: argparse.ArgumentParser, recipe: str, cfg: DictCo
     group = parser.add_argument_group("model and training")
     text = "updates of the training run"
     add_setting(group, cfg, "--updates", "optimization.max_update", text, metavar="N", type=positive)
-    text = "same loss and updates, faster: chunked loss, fused Adam, --fast-dropout"
+    text = "faster: chunked loss and fused Adam (same loss and updates), --fast-dropout (other random numbers)"
     group.add_argument("--fast", action="store_true", help=text)
 
     group = parser.add_argument_group("data")
@@ -151,9 +151,11 @@ def build_parser(script: Path, cfg: DictConfig) -> argparse.ArgumentParser:
         name,
         usage=f"{name} [options] [SECTION.NAME=VALUE ...]",
         description=f"{cfg.recipe.about}. {STEPS[step]}",
-        epilog=f"Override any setting of recipes/{recipe}/{recipe}.yaml or of fairseq: optimization.lr=[0.001] "
-        "model.dropout=0.1 recipe.batch_tokens=8192. The same options select the same run in every script. The same "
-        "command resumes an interrupted run and skips finished steps.",
+        epilog=f"Override settings of recipes/{recipe}/{recipe}.yaml, or add others of fairseq: "
+        "optimization.lr=[0.001] model.dropout=0.1 recipe.batch_tokens=8192. Settings that an option determines "
+        "(common.bf16: --precision), or with which a run cannot be resumed and averaged (checkpoint.patience), raise an "
+        "error. The same options select the same run in every script. The same command resumes an interrupted run and "
+        "skips finished steps.",
     )
     parser.set_defaults(variant=None, stock=False)
     add_selecting_options = add_sweep_options if step == "sweep" else add_run_options
