@@ -70,6 +70,8 @@ def show_user_errors(module: ModuleType) -> None:
 
 def patch_hydra_train(module: ModuleType) -> None:
     """Wrap `fairseq_cli.hydra_train._hydra_main`, since Hydra prints exceptions itself."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
 
     @wrap(module)
     def _hydra_main(original, *args, **options):
@@ -80,4 +82,6 @@ def patch_hydra_train(module: ModuleType) -> None:
             if message is None:
                 raise
             show(message)
+            if HydraConfig.initialized() and HydraConfig.get().mode is RunMode.MULTIRUN:
+                raise  # Hydra starts the other runs, then exits with status 1
             sys.exit(1)

@@ -45,7 +45,7 @@ def atomic_write(path: str) -> Iterator[IO[bytes]]:
         remove_stale_temp_files(folder or ".", name)
     while True:
         temporary = temporary_name(path)
-        file = _File(temporary, "x")  # unlike tempfile's files, it has the usual permissions
+        file = _File(temporary, "x+")  # unlike tempfile's files, it has the usual permissions
         hold(file.fileno())
         if os.path.exists(temporary):
             break
@@ -132,7 +132,9 @@ def remove_stale_temp_files(folder: str, target: Optional[str] = None) -> List[s
         path = os.path.join(folder, name)
         with contextlib.ExitStack() as stack:
             try:
-                descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+                # on NFS, an exclusive lock needs a writable descriptor
+                access = os.O_RDONLY if os.path.isdir(path) else os.O_RDWR
+                descriptor = os.open(path, access | os.O_NOFOLLOW | os.O_NONBLOCK)
                 stack.callback(os.close, descriptor)
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -52,7 +52,7 @@ def patch(module: ModuleType) -> None:
             hydra: Any = MISSING  # Hydra removes it from the config of --config-name only
 
         folder, name = get_args().config_dir or get_args().config_path, cfg_name.removesuffix(".yaml")
-        exists = os.path.isfile(os.path.join(folder or "", f"{name}.yaml"))
+        exists = folder is not None and os.path.isfile(os.path.join(folder, f"{name}.yaml"))
         if cfg_name != "config" and not exists:
             if not folder:
                 raise UserError(f"--config-name {cfg_name} needs --config-dir")
@@ -73,6 +73,7 @@ def patch(module: ModuleType) -> None:
     def _hydra_main(original, cfg, **options):
         from omegaconf import OmegaConf, open_dict
 
+        module.add_defaults(cfg)  # settings may refer to those of a task or model
         for name in cfg:
             if name != "recipe" and OmegaConf.is_config(cfg[name]):
                 OmegaConf.resolve(cfg[name])  # settings may refer to the section `recipe`

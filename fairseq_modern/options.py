@@ -55,8 +55,8 @@ def patch(module: ModuleType) -> None:
         return parser
 
     @wrap(module)
-    def get_validation_parser(original, task=None):
-        return original(task or "translation")
+    def get_validation_parser(original, default_task=None):
+        return original(default_task or "translation")
 
 
 def patch_user_dir(module: ModuleType) -> None:

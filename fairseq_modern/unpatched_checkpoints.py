@@ -19,7 +19,8 @@ def patch(module: ModuleType) -> None:
         if reset_optimizer or not state.get("last_optimizer_state"):
             return
         surplus = {name for name in state["model"] if name.rpartition(".")[2] in SURPLUS}
-        if surplus.difference(trainer.get_model().state_dict()):
+        # with --ddp-backend fully_sharded, state_dict() waits for the other processes, which do not call it
+        if surplus and surplus.difference(trainer.get_model().state_dict()):
             raise UserError(
                 f"{filename} was written by fairseq without fairseq_modern: its model can be loaded, but its optimizer "
                 "state has more parameters; give --reset-optimizer or --finetune-from-model"

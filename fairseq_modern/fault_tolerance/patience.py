@@ -27,8 +27,16 @@ def patch(module: ModuleType) -> None:
         return original(self, filename, extra_state)
 
     @wrap(module.Trainer)
-    def load_checkpoint(original, self, filename, reset_optimizer=False, *args, reset_meters=False, **options):
-        extra_state = original(self, filename, reset_optimizer, *args, reset_meters=reset_meters, **options)
+    def load_checkpoint(
+        original,
+        self,
+        filename,
+        reset_optimizer=False,
+        reset_lr_scheduler=False,
+        optimizer_overrides=None,
+        reset_meters=False,
+    ):
+        extra_state = original(self, filename, reset_optimizer, reset_lr_scheduler, optimizer_overrides, reset_meters)
         if fault_tolerance.is_on() and not reset_optimizer and not reset_meters:
             counted.update((extra_state or {}).get(KEY, {}))
         return extra_state

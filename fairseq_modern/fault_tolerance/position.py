@@ -1,8 +1,11 @@
-"""Defect: resuming within an epoch with other batches skips some of the data and repeats others, without a warning.
+"""Defects of resuming within an epoch.
 
-Check: the settings in `BATCHES`, which determine what a position within an epoch, a number of batches of one process,
-means; and --update-freq, which must divide the position: otherwise, fairseq skips the last batches and repeats the
-epoch. If a check fails, training resumes at the next epoch, with a warning.
+- With other batches, it skips some of the data and repeats others, without a warning. Check: the settings in `BATCHES`,
+  which determine what a position within an epoch, a number of batches of one process, means; and --update-freq, which
+  must divide the position: otherwise, fairseq skips the last batches and repeats the epoch. If a check fails, training
+  resumes at the next epoch, with a warning.
+- With --skip-remainder-batch, it leaves out as many batches as were trained before, or ends in an error. Check: the
+  flag. Only the last batch of the epoch is then left out.
 """
 
 import logging
@@ -11,7 +14,7 @@ from types import ModuleType
 from typing import Any, Dict
 
 from fairseq_modern import fault_tolerance
-from fairseq_modern.patching import adapts_checkpoints
+from fairseq_modern.patching import adapts_checkpoints, wrap
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +29,9 @@ BATCHES = {
     "--seed": ("common", "seed"),
     "--max-source-positions": ("task", "max_source_positions"),
     "--max-target-positions": ("task", "max_target_positions"),
+    "--truncate-source": ("task", "truncate_source"),
+    "--tokens-per-sample": ("task", "tokens_per_sample"),
+    "--sample-break-mode": ("task", "sample_break_mode"),
     "--num-batch-buckets": ("task", "num_batch_buckets"),
     "--upsample-primary": ("task", "upsample_primary"),
 }
@@ -78,3 +84,16 @@ def patch_trainer(module: ModuleType) -> None:
         cfg = trainer.cfg.checkpoint
         if fault_tolerance.is_on() and not cfg.reset_dataloader and filename != cfg.finetune_from_model:
             adapt(state, trainer.cfg)
+
+
+def patch_iterator(module: ModuleType) -> None:
+    """Wrap `EpochBatchIterator._get_iterator_for_epoch` of `fairseq.data.iterators`."""
+
+    @wrap(module.EpochBatchIterator)
+    def _get_iterator_for_epoch(original, self, *args, **options):
+        skips, self.skip_remainder_batch = self.skip_remainder_batch, False
+        try:
+            iterator = original(self, *args, **options)
+        finally:
+            self.skip_remainder_batch = skips
+        return iterator.take(len(iterator) - 1) if skips and iterator is not None else iterator

@@ -153,8 +153,8 @@ def build_parser(script: Path, cfg: DictConfig) -> argparse.ArgumentParser:
         description=f"{cfg.recipe.about}. {STEPS[step]}",
         epilog=f"Override settings of recipes/{recipe}/{recipe}.yaml, or add others of fairseq: "
         "optimization.lr=[0.001] model.dropout=0.1 recipe.batch_tokens=8192. Settings that an option determines "
-        "(common.bf16: --precision), or with which a run cannot be resumed and averaged (checkpoint.patience), raise "
-        "an error. The same options select the same run in every script. The same command resumes an interrupted run and "
+        "(common.bf16: --precision), or with which a run cannot be resumed and averaged (checkpoint.patience), are "
+        "errors. The same options select the same run in every script. The same command resumes an interrupted run and "
         "skips finished steps.",
     )
     parser.set_defaults(variant=None, stock=False)

@@ -1,5 +1,7 @@
 """Checkpoints: safe loading, atomic writing and copying, temporary files of killed writes."""
 
+import errno
+import fcntl
 import io
 import os
 import pickle
@@ -7,6 +9,7 @@ import stat
 import traceback
 from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,7 +25,7 @@ from fairseq.trainer import Trainer
 from collab_fairseq import checkpoints
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import atomic_write, remove_stale_temp_files
-from tests.common import TINY_MODEL, TINY_TRAINING, run
+from tests.common import TINY_MODEL, TINY_TRAINING
 from tests.fairseq.forked import check_killed, flip_a_bit, kill
 from tests.fairseq.models import Task
 
@@ -180,18 +183,6 @@ def tiny_trainer(parameters):
     return Trainer(cfg, task, model, build_criterion(cfg.criterion, task))
 
 
-def test_a_moving_average_starts_at_the_model_of_a_checkpoint_without_one(tiny_data, tiny_run, tmp_path):
-    """Unpatched, --store-ema then ends in a KeyError."""
-    source = tiny_run / "checkpoint_best.pt"
-    flags = ["--store-ema", "--ema-decay", 1.0, "--finetune-from-model", source, "--max-update", 1]
-    run("fairseq-train", tiny_data, *TINY_MODEL, *TINY_TRAINING, *flags, "--save-dir", tmp_path)
-    state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=False)
-    start, average = torch.load(source, weights_only=False)["model"], state["extra_state"]["ema"]
-    weights = [name for name in start if name.endswith("weight")]
-    assert all(torch.equal(average[name], start[name]) for name in weights)
-    assert not any(torch.equal(state["model"][name], start[name]) for name in weights)
-
-
 def test_the_optimizer_state_of_unpatched_fairseq_is_an_error_that_advises_a_reset(tmp_path, monkeypatch):
     path, layer = str(tmp_path / "unpatched.pt"), TransformerEncoderLayerBase
     saved, built = [], []
@@ -210,6 +201,9 @@ def test_the_optimizer_state_of_unpatched_fairseq_is_an_error_that_advises_a_res
     trainer.consolidate_optimizer()
     trainer.save_checkpoint(path, {"train_iterator": position, "val_loss": None})
     assert trainer.load_checkpoint(path)["train_iterator"] == position  # the control
+    # with --ddp-backend fully_sharded, state_dict() would wait for the other processes
+    monkeypatch.setattr(trainer, "get_model", lambda: SimpleNamespace(state_dict=pytest.fail))
+    assert trainer.load_checkpoint(path)["train_iterator"] == position
 
 
 # --- writing -------------------------------------------------------------------------------------------------------
@@ -280,3 +274,23 @@ def test_removes_temp_files_of_killed_writes_and_nothing_else(tmp_path):
         assert remove_stale_temp_files(str(tmp_path)) == [other.name]
     assert sorted(tmp_path.iterdir()) == sorted([*kept, path])
     assert path.read_bytes() == b"newer"
+
+
+def test_locks_of_temporary_files_work_on_nfs(tmp_path, monkeypatch):
+    """NFS needs a readable descriptor for a shared lock, and a writable one for an exclusive lock."""
+    flock = fcntl.flock
+
+    def of_nfs(descriptor, operation):
+        access = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
+        if access == (os.O_WRONLY if operation & fcntl.LOCK_SH else os.O_RDONLY):
+            raise OSError(errno.EBADF, "access")
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", of_nfs)
+    path, stale = tmp_path / "averaged.pt", tmp_path / f"averaged.pt.{16 * 'a'}.tmp"
+    with atomic_write(str(path)) as new:
+        stale.touch()
+        new.write(b"new")
+        for target in ("averaged.pt", None):
+            assert remove_stale_temp_files(str(tmp_path), target) == [stale.name] * (target is not None)
+    assert path.read_bytes() == b"new"

@@ -1,4 +1,4 @@
-"""Training runs that are stopped, killed, run out of memory or disk, or resume with another number of processes."""
+"""Training runs that are stopped, killed, run out of memory or disk, resume with other processes, or keep an average."""
 
 import contextlib
 import os
@@ -214,3 +214,28 @@ def test_a_failed_write_is_one_error_and_leaves_the_last_checkpoint(tiny_data, t
     assert "could not be written (File too large); an existing file is unchanged" in error
     assert state(tmp_path)["extra_state"]["train_iterator"]["epoch"] == 3
     assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_a_moving_average_starts_at_the_model_of_a_checkpoint_without_one(tiny_data, tiny_run, tmp_path):
+    """Unpatched, --store-ema then ends in a KeyError."""
+    source = tiny_run / "checkpoint_best.pt"
+    flags = ["--store-ema", "--ema-decay", 1.0, "--finetune-from-model", source, "--max-update", 1]
+    run("fairseq-train", tiny_data, *TINY_MODEL, *TINY_TRAINING, *flags, "--save-dir", tmp_path)
+    state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=False)
+    start, average = torch.load(source, weights_only=False)["model"], state["extra_state"]["ema"]
+    weights = [name for name in start if name.endswith("weight")]
+    assert all(torch.equal(average[name], start[name]) for name in weights)
+    assert not any(torch.equal(state["model"][name], start[name]) for name in weights)
+
+
+def test_the_moving_average_of_a_resumed_run_is_that_of_an_uninterrupted_one(tiny_data, tmp_path):
+    flags = [*TINY_MODEL, *TINY_TRAINING, "--store-ema", "--ema-decay", 0.5, "--ema-update-freq", 3]
+    states = []
+    for name, ends in (("once", [8]), ("resumed", [4, 8])):
+        for end in ends:
+            run("fairseq-train", tiny_data, *flags, "--max-update", end, "--save-dir", tmp_path / name)
+        states.append(torch.load(tmp_path / name / "checkpoint_last.pt", weights_only=False))
+    once, resumed = states
+    for model, other in ((once["model"], resumed["model"]), *[[s["extra_state"]["ema"] for s in states]]):
+        assert all(torch.equal(model[name], other[name]) for name in model)
+    assert not all(torch.equal(once["model"][name], tensor) for name, tensor in once["extra_state"]["ema"].items())

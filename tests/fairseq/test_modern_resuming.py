@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fairseq.checkpoint_utils import PathManager
+from fairseq.data import iterators
 from fairseq.tasks.translation import TranslationConfig
 
 from fairseq_modern import fault_tolerance
@@ -191,6 +192,7 @@ def test_a_file_system_without_locks_excludes_nobody(number, tmp_path, monkeypat
         ({("task", "data"): "moved"}, True),
         ({("task", "max_source_positions"): 512}, False),
         ({("task", "max_target_positions"): 512}, False),
+        ({("task", "truncate_source"): True}, False),
         ({("task", "num_batch_buckets"): 3}, False),
         ({("task", "upsample_primary"): 2}, False),
     ],
@@ -215,3 +217,15 @@ def test_other_batches_resume_at_the_next_epoch(tmp_path, caplog, changes, is_sa
 def test_tasks_without_a_dataclass_have_batch_settings():
     cfg = {"task": Namespace(max_source_positions=9), "common": {"seed": 1}}
     assert position.batch_settings(cfg) == {"--max-source-positions": 9, "--seed": 1}
+    cfg = {"task": Namespace(tokens_per_sample=512, sample_break_mode="eos")}  # of language models
+    assert position.batch_settings(cfg) == {"--tokens-per-sample": 512, "--sample-break-mode": "eos"}
+
+
+@pytest.mark.parametrize("offset", [0, 30, 98])
+def test_the_last_batch_of_an_epoch_is_left_out_after_resuming_too(offset):
+    """Unpatched, 39 of 69 batches would follow batch 30, and none batch 60."""
+    data, batches = torch.utils.data.TensorDataset(torch.arange(100)), [[number] for number in range(100)]
+    iterator = iterators.EpochBatchIterator(data, list, batches, skip_remainder_batch=True)
+    iterator.load_state_dict({"epoch": 1, "iterations_in_epoch": offset, "shuffle": False})
+    following = [int(number) for ((number,),) in iterator.next_epoch_itr(shuffle=False)]
+    assert following == list(range(offset, 99))

@@ -1,11 +1,15 @@
 """fairseq's programs: several runs in one process, exit statuses, errors, `--help`, chains of configs."""
 
+import contextlib
 import signal
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq_cli import hydra_train as program
+from omegaconf import OmegaConf, open_dict
 
 from fairseq_modern import asynchronous_saving, errors, hydra_train
 from tests.common import run
@@ -22,6 +26,38 @@ def test_every_run_of_a_hydra_multirun_writes_its_best_checkpoint(tiny_data, tmp
     best = [torch.load(f, weights_only=False)["extra_state"] for f in sorted(tmp_path.glob("jobs/*/*/*_best.pt"))]
     assert len(best) == 2
     assert best[0]["best"] < best[1]["best"] == best[1]["val_loss"]
+
+
+def test_a_failed_run_of_a_multirun_does_not_end_the_others(tiny_data, tmp_path):
+    tool, *config = hydra_command(tiny_data, "checkpoints", tmp_path, optimization={"max_update": 3}, **SMALL)
+    sweep = ["optimization.lr=[1e30],[0.005]", f"hydra.sweep.dir={tmp_path}/jobs"]
+    done = run(tool, "--multirun", *config, *sweep, cwd=tmp_path, check=False)
+    assert done.returncode == 1
+    assert "fairseq-hydra-train: error: training diverged" in done.stderr
+    (checkpoint,) = tmp_path.glob("jobs/*/*/checkpoint_last.pt")
+    assert torch.load(checkpoint, weights_only=False)["cfg"]["optimization"]["lr"] == [0.005]
+
+
+@pytest.mark.parametrize(("name", "message"), [("config", None), ("mine", "--config-name mine needs --config-dir")])
+def test_configs_in_the_working_directory_need_config_dir(name, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / f"{name}.yaml").touch()
+    monkeypatch.setattr(sys, "argv", ["fairseq-hydra-train"])
+    with pytest.raises(errors.UserError, match=message) if message else contextlib.nullcontext():
+        program.hydra_init(name)
+
+
+def test_settings_may_refer_to_defaults_of_a_task(monkeypatch):
+    given = []
+    monkeypatch.setattr(program.distributed_utils, "call_main", lambda cfg, main, **_: given.append(cfg))
+    monkeypatch.setattr(program, "reset_logging", lambda: None)
+    task = {"_name": "language_modeling", "data": "x"}
+    model = {"_name": "transformer_lm", "max_target_positions": "${task.tokens_per_sample}"}
+    cfg = OmegaConf.structured(FairseqConfig())
+    with open_dict(cfg):
+        cfg.task, cfg.model, cfg.recipe = task, model, {"width": 3}
+    program._hydra_main(cfg)
+    assert given[0].model.max_target_positions == 1024
 
 
 def test_asynchronous_saving_without_iopath_is_an_error(tmp_path, monkeypatch):
