@@ -1,4 +1,4 @@
-"""Training runs that are stopped, killed, run out of memory or disk, resume with other processes, or keep an average."""
+"""Training runs that are stopped, killed, run out of memory or disk, resume with other processes; moving averages."""
 
 import contextlib
 import os
