@@ -81,7 +81,8 @@ def patch_hydra_train(module: ModuleType) -> None:
             message = explain(error)
             if message is None:
                 raise
-            show(message)
-            if HydraConfig.initialized() and HydraConfig.get().mode is RunMode.MULTIRUN:
-                raise  # Hydra starts the other runs, then exits with status 1
-            sys.exit(1)
+        show(message)
+        if HydraConfig.initialized() and HydraConfig.get().mode is RunMode.MULTIRUN:
+            # Hydra keeps it, starts the other runs, then exits with status 1. Its traceback does not hold the model
+            raise UserError(message)
+        sys.exit(1)

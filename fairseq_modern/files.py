@@ -132,9 +132,7 @@ def remove_stale_temp_files(folder: str, target: Optional[str] = None) -> List[s
         path = os.path.join(folder, name)
         with contextlib.ExitStack() as stack:
             try:
-                # on NFS, an exclusive lock needs a writable descriptor
-                access = os.O_RDONLY if os.path.isdir(path) else os.O_RDWR
-                descriptor = os.open(path, access | os.O_NOFOLLOW | os.O_NONBLOCK)
+                descriptor = _open_to_lock(path)
                 stack.callback(os.close, descriptor)
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -146,6 +144,15 @@ def remove_stale_temp_files(folder: str, target: Optional[str] = None) -> List[s
                 _remove(path)
                 removed.append(name)
     return removed
+
+
+def _open_to_lock(path: str) -> int:
+    """Open a file to lock it. On NFS, an exclusive lock needs a writable descriptor, if permissions allow it."""
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        return os.open(path, flags | os.O_RDWR)
+    except (IsADirectoryError, PermissionError):
+        return os.open(path, flags | os.O_RDONLY)
 
 
 def _remove(path: str) -> None:

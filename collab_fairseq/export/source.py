@@ -138,7 +138,7 @@ def _subword_model(
         if units != "@@ ":
             raise UserError(f"BPE codes need dictionaries with BPE units (…@@); those in {data} have none")
         if subword_units(trained.task.source_dictionary) is None:
-            raise UserError(f"both dictionaries in {data} must have BPE units (…@@); got words on the source side")
+            raise UserError(f"the source dictionary in {data} must have BPE units (…@@), as the target has; got words")
         return "subword_nmt", os.fspath(bpe_codes)
     if sentencepiece is None and units == "sentencepiece":
         candidates = (os.path.join(data, name) for name in _SENTENCEPIECE_FILES)

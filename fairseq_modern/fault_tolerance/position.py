@@ -26,6 +26,7 @@ BATCHES = {
     "--required-batch-size-multiple": ("dataset", "required_batch_size_multiple"),
     "--train-subset": ("dataset", "train_subset"),
     "--grouped-shuffling": ("dataset", "grouped_shuffling"),
+    "--skip-remainder-batch": ("optimization", "skip_remainder_batch"),
     "--seed": ("common", "seed"),
     "--max-source-positions": ("task", "max_source_positions"),
     "--max-target-positions": ("task", "max_target_positions"),
@@ -91,9 +92,11 @@ def patch_iterator(module: ModuleType) -> None:
 
     @wrap(module.EpochBatchIterator)
     def _get_iterator_for_epoch(original, self, *args, **options):
-        skips, self.skip_remainder_batch = self.skip_remainder_batch, False
+        if not (self.skip_remainder_batch and fault_tolerance.is_on()):
+            return original(self, *args, **options)
+        self.skip_remainder_batch = False
         try:
             iterator = original(self, *args, **options)
         finally:
-            self.skip_remainder_batch = skips
-        return iterator.take(len(iterator) - 1) if skips and iterator is not None else iterator
+            self.skip_remainder_batch = True
+        return None if iterator is None else iterator.take(len(iterator) - 1)

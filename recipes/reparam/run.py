@@ -40,8 +40,8 @@ def main() -> None:
         raise UserError("TensorLy is not installed: pip install 'collab_fairseq[reparam]'")
     if args.finetune_updates and args.finetune_method not in args.methods:
         raise UserError(f"--methods must include --finetune-method; got {args.finetune_method}")
-    if args.finetune_updates and args.finetune_method == "distilled" and not args.distill:
-        raise UserError("--distill must be positive with --finetune-method distilled; got 0")
+    if args.finetune_updates and args.finetune_method == "distilled" and args.distill <= 0:
+        raise UserError(f"--distill must be positive with --finetune-method distilled; got {args.distill}")
     for option in ("bleu_ranks", *["distill_ranks"] * ("distilled" in args.methods and args.distill > 0)):
         ranks = {*getattr(args, option)}
         if ranks and not ranks & {*args.ranks}:

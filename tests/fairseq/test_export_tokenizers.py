@@ -26,7 +26,7 @@ def test_both_sides_have_units_of_the_codes(tmp_path):
     path, codes = write_bpe_model(tmp_path, words=("en",))
     with pytest.raises(UserError, match="have subword units, which need their BPE codes"):
         read_source(path)
-    with pytest.raises(UserError, match=r"must have BPE units .*; got words on the source side"):
+    with pytest.raises(UserError, match=r"the source dictionary .* must have BPE units .*; got words"):
         read_source(path, bpe_codes=codes)
 
 

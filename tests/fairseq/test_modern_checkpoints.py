@@ -1,7 +1,5 @@
 """Checkpoints: safe loading, atomic writing and copying, temporary files of killed writes."""
 
-import errno
-import fcntl
 import io
 import os
 import pickle
@@ -274,23 +272,3 @@ def test_removes_temp_files_of_killed_writes_and_nothing_else(tmp_path):
         assert remove_stale_temp_files(str(tmp_path)) == [other.name]
     assert sorted(tmp_path.iterdir()) == sorted([*kept, path])
     assert path.read_bytes() == b"newer"
-
-
-def test_locks_of_temporary_files_work_on_nfs(tmp_path, monkeypatch):
-    """NFS needs a readable descriptor for a shared lock, and a writable one for an exclusive lock."""
-    flock = fcntl.flock
-
-    def of_nfs(descriptor, operation):
-        access = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
-        if access == (os.O_WRONLY if operation & fcntl.LOCK_SH else os.O_RDONLY):
-            raise OSError(errno.EBADF, "access")
-        flock(descriptor, operation)
-
-    monkeypatch.setattr(fcntl, "flock", of_nfs)
-    path, stale = tmp_path / "averaged.pt", tmp_path / f"averaged.pt.{16 * 'a'}.tmp"
-    with atomic_write(str(path)) as new:
-        stale.touch()
-        new.write(b"new")
-        for target in ("averaged.pt", None):
-            assert remove_stale_temp_files(str(tmp_path), target) == [stale.name] * (target is not None)
-    assert path.read_bytes() == b"new"

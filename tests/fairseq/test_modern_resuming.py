@@ -22,7 +22,7 @@ from fairseq.tasks.translation import TranslationConfig
 from fairseq_modern import fault_tolerance
 from fairseq_modern.errors import UserError
 from fairseq_modern.fault_tolerance import position, resuming
-from fairseq_modern.files import remove_stale_temp_files
+from fairseq_modern.files import atomic_write, remove_stale_temp_files
 from tests.fairseq import forked
 from tests.fairseq.forked import write_checkpoint
 
@@ -176,6 +176,42 @@ def test_a_file_system_without_locks_excludes_nobody(number, tmp_path, monkeypat
     assert remove_stale_temp_files(str(tmp_path)) == [stale.name]
 
 
+def test_locks_of_temporary_files_work_on_nfs(tmp_path, monkeypatch):
+    """NFS needs a readable descriptor for a shared lock, and a writable one for an exclusive lock."""
+    flock = fcntl.flock
+
+    def of_nfs(descriptor, operation):
+        access = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
+        if access == (os.O_WRONLY if operation & fcntl.LOCK_SH else os.O_RDONLY):
+            raise OSError(errno.EBADF, "access")
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", of_nfs)
+    path, stale = tmp_path / "averaged.pt", tmp_path / f"averaged.pt.{16 * 'a'}.tmp"
+    with atomic_write(str(path)) as new:
+        stale.touch()
+        new.write(b"new")
+        for target in ("averaged.pt", None):
+            assert remove_stale_temp_files(str(tmp_path), target) == [stale.name] * (target is not None)
+    assert path.read_bytes() == b"new"
+
+
+def test_a_file_that_another_user_writes_stays(tmp_path, monkeypatch):
+    opened = os.open
+
+    def open_of_others(path, flags, *mode):
+        if flags & os.O_RDWR and not flags & os.O_CREAT:
+            raise PermissionError(errno.EACCES, "denied")
+        return opened(path, flags, *mode)
+
+    with atomic_write(str(tmp_path / "averaged.pt")) as new:
+        new.write(b"new")
+        monkeypatch.setattr(os, "open", open_of_others)
+        assert remove_stale_temp_files(str(tmp_path)) == []
+        monkeypatch.undo()
+    assert (tmp_path / "averaged.pt").read_bytes() == b"new"
+
+
 @pytest.mark.parametrize("batches", [0, 5])
 @pytest.mark.parametrize(
     ("changes", "is_same"),
@@ -188,6 +224,7 @@ def test_a_file_system_without_locks_excludes_nobody(number, tmp_path, monkeypat
         ({("distributed_training", "distributed_world_size"): 2}, False),
         ({("dataset", "max_tokens"): 100}, False),
         ({("dataset", "grouped_shuffling"): True}, False),
+        ({("optimization", "skip_remainder_batch"): True}, False),
         ({("common", "seed"): 2}, False),
         ({("task", "data"): "moved"}, True),
         ({("task", "max_source_positions"): 512}, False),
@@ -222,8 +259,9 @@ def test_tasks_without_a_dataclass_have_batch_settings():
 
 
 @pytest.mark.parametrize("offset", [0, 30, 98])
-def test_the_last_batch_of_an_epoch_is_left_out_after_resuming_too(offset):
+def test_the_last_batch_of_an_epoch_is_left_out_after_resuming_too(offset, monkeypatch):
     """Unpatched, 39 of 69 batches would follow batch 30, and none batch 60."""
+    monkeypatch.setenv("FAIRSEQ_MODERN_FAULT_TOLERANCE", "1")
     data, batches = torch.utils.data.TensorDataset(torch.arange(100)), [[number] for number in range(100)]
     iterator = iterators.EpochBatchIterator(data, list, batches, skip_remainder_batch=True)
     iterator.load_state_dict({"epoch": 1, "iterations_in_epoch": offset, "shuffle": False})

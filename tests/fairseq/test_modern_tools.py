@@ -1,14 +1,18 @@
 """fairseq's programs: several runs in one process, exit statuses, errors, `--help`, chains of configs."""
 
 import contextlib
+import gc
 import signal
 import sys
+import weakref
 from types import SimpleNamespace
 
 import pytest
 import torch
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq_cli import hydra_train as program
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
 
 from fairseq_modern import asynchronous_saving, errors, hydra_train
@@ -36,6 +40,24 @@ def test_a_failed_run_of_a_multirun_does_not_end_the_others(tiny_data, tmp_path)
     assert "fairseq-hydra-train: error: training diverged" in done.stderr
     (checkpoint,) = tmp_path.glob("jobs/*/*/checkpoint_last.pt")
     assert torch.load(checkpoint, weights_only=False)["cfg"]["optimization"]["lr"] == [0.005]
+
+
+def test_the_error_of_a_run_of_a_multirun_does_not_hold_its_model(monkeypatch):
+    models = []
+
+    def train(cfg):
+        models.append(weakref.ref(model := torch.nn.Linear(1, 1)))
+        raise errors.UserError(f"no luck with {len(list(model.parameters()))} parameters")
+
+    module = SimpleNamespace(_hydra_main=train)
+    errors.patch_hydra_train(module)
+    monkeypatch.setattr(sys, "argv", ["fairseq-hydra-train"])
+    monkeypatch.setattr(HydraConfig, "initialized", lambda: True)
+    monkeypatch.setattr(HydraConfig, "get", lambda: SimpleNamespace(mode=RunMode.MULTIRUN))
+    with pytest.raises(errors.UserError, match="no luck"):
+        module._hydra_main(None)
+    gc.collect()
+    assert models[0]() is None
 
 
 @pytest.mark.parametrize(("name", "message"), [("config", None), ("mine", "--config-name mine needs --config-dir")])
