@@ -113,6 +113,7 @@ def _measure_pruning(args: argparse.Namespace) -> None:
             settings: Dict[str, Any] = {}
             if args.importance:
                 settings["importance"] = checkpoints.file_setting(args.importance)
+                settings["loss_text"] = text_setting(trained, args.split, None)
             else:
                 settings["importance_text"] = text_setting(trained, args.split, args.sentences)
             settings.update(settings_of_tests(trained, tests), ranking=args.ranking, loss=args.split)

@@ -172,6 +172,8 @@ def report(parts: Mapping[str, Any], splits: Sequence[str], mode: str) -> str:
     for split in splits:
         rows[0] += [split, "p"]
     measured = {head for heads in differences.values() for head in heads}
+    if not measured:  # every layer has a single head
+        return ""
     for head in sorted(measured, key=model_order):
         row = [head]
         for split in splits:

@@ -89,6 +89,8 @@ def load(
             f"{path} must be a model for sequence classification or translation, whose loss follows from "
             f"a text and its label; got {type(model).__name__}"
         )
+    if getattr(model.config, "problem_type", None) == "multi_label_classification":
+        raise UserError(f"{path} must have one class per text; got a multi-label classifier")
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (TypeError, ValueError) as error:

@@ -132,7 +132,8 @@ def draw(record: Mapping[str, Any], path: PathLike, model: str, compared: Sequen
         for axis, split in zip(axes, [*splits, None], strict=True):
             for number, (name, points) in enumerate(curves.items()):
                 axis.plot(list(points), _values(points, split), label=_label(name), **_look(name, number))
-            values = [value for points in all_curves for value in _values(points, split)]
+            with_split = [points for points in all_curves if split in (None, *next(iter(points.values()))["tests"])]
+            values = [value for points in with_split for value in _values(points, split)]
             margin = 0.05 * (max(values) - min(values)) or 1.0
             axis.set_ylim(min(values) - margin, max(values) + margin)
             axis.set_title(loss if split is None else f"BLEU, {names.get(split, split)}")

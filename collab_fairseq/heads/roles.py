@@ -145,7 +145,7 @@ def measure(
     """
     record.part("looks", lambda: roles(trained, split, max_tokens=max_tokens, sentences=sentences))
     if parses:
-        record.part("syntax", lambda: syntax(trained, split, read_conllu(parses), max_tokens=max_tokens))
+        record.part("syntax", lambda: syntax(trained, split, read_conllu(parses)[:sentences], max_tokens=max_tokens))
     if relevance_sentences:
         options: Dict[str, Any] = {"sentences": relevance_sentences, "max_tokens": min(1000, max_tokens)}
         record.part("relevance", lambda: relevance(trained, split, **options))

@@ -24,7 +24,7 @@ class _Point(NamedTuple):
 
 
 class _Row(NamedTuple):
-    heads: str
+    variant: str  # attention type and all differing fields but the key dimension
     key_dim: Any
     full: bool  # standard heads at the full key dimension
     curves: Dict[Optional[int], Dict[int, float]]  # seed → update → validation loss
@@ -113,12 +113,12 @@ def draw_losses(runs: Sequence[TrainingRecord], path: PathLike, group_by: Sequen
         ylabel = f"difference in {ylabel}"
         notes.insert(0, f"Zero: {reference}")
     dims = sorted({row.key_dim for row in rows.values()}, key=lambda dim: (isinstance(dim, str), dim), reverse=True)
-    heads = [row.heads for row in rows.values()]
+    variants = [row.variant for row in rows.values()]
     with drawing(path, _PANEL + 0.4 + _LINE * len(curves), title, f"{'. '.join(notes)}.") as figure:
         axis = figure.subplots()
         for label, curve in curves.items():
             row = rows[label]
-            style = {"linestyle": DASHES[dims.index(row.key_dim) % len(DASHES)], **_look(row.heads, heads)}
+            style = {"linestyle": DASHES[dims.index(row.key_dim) % len(DASHES)], **_look(row.variant, variants)}
             updates = list(curve)
             axis.plot(updates, [i.mean for i in curve.values()], label=label, markevery=0.15, **style)
             low, high = [i.low for i in curve.values()], [i.high for i in curve.values()]
@@ -144,7 +144,8 @@ def _loss_rows(data: Any, group_by: Sequence[str]) -> Dict[str, _Row]:
         }
         curves = {seed: curve for seed, curve in curves.items() if curve}
         label = ", ".join(described(field, first[field]) for field in differing)
-        rows[label] = _Row(first["heads"], first["key_dim"], full, curves)
+        others = [described(field, first[field]) for field in differing if field not in ("heads", "key_dim")]
+        rows[label] = _Row(", ".join([first["heads"], *others]), first["key_dim"], full, curves)
     return rows
 
 

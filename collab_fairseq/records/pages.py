@@ -54,12 +54,12 @@ def publish(text: str, page: str, marker: Optional[str] = None, check: bool = Fa
     try:
         before = Path(page).read_bytes().decode("utf-8")
     except FileNotFoundError as error:
-        if marker:
+        if marker is not None:
             raise UserError(f"--output must be an existing page if --marker is given; got {page}") from error
         before = ""
     except UnicodeDecodeError as error:
         raise UserError(f"{page} must be UTF-8 text ({error.reason})") from error
-    text = with_part(before, marker, text, where=page) if marker else text
+    text = with_part(before, marker, text, where=page) if marker is not None else text
     if text == before:
         return f"{page} is up to date"
     if check:

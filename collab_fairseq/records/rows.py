@@ -20,13 +20,15 @@ TrainingRecord = Dict[str, Any]
 
 
 def load_run(path: PathLike) -> TrainingRecord:
-    """Read the record of a training run; converted heads get the settings that flags would give them."""
+    """Read the record of a training run; converted and pruned heads get the settings that flags would give them."""
     record = load(path, "training")
     run = {**record, **record["settings"], **record["parts"], "path": os.fspath(path)}
     model = run["config"]["model"]
     shapes = model.get("attention_shapes") or {}
     if shapes and all(shape.get("collaborative") for shape in shapes.values()):
         _set_converted(model, shapes)
+    elif any({"num_heads", "key_dim"} & shape.keys() for shape in shapes.values()):
+        model.update(dict.fromkeys(attention_types.KEY_DIM_SETTINGS.values()), key_dim="mixed")
     return run
 
 
@@ -80,6 +82,8 @@ def heads(run: TrainingRecord) -> str:
     shapes = list(run["config"]["model"].get("attention_shapes", {}).values())
     if shapes and all(shape == shapes[0] and set(shape) == {"scale"} for shape in shapes):
         words.append(f"attention scale {shapes[0]['scale']:.3g}")
+    if any("num_heads" in shape for shape in shapes):
+        words.append("pruned")
     if "recipe.training_module" in run.get("files", {}):
         words.append("trained with a different --user-dir")
     for field, flag in attention_types.flags().items():
@@ -200,7 +204,7 @@ def frame(runs: Sequence[TrainingRecord], group_by: Sequence[str]) -> Any:
     lines.sort(key=lambda line: ([_order(line[name]) for name in group_by], line["seed"] or 0, line["name"]))
     data = pandas.DataFrame(lines, dtype=object)
     for name in group_by:
-        if name not in GROUPING_FIELDS and data[name].isna().all():
+        if name not in GROUPING_FIELDS and all(lookup(run, name) is None for run in runs):
             raise UserError(
                 f"no record has {name}; expected {', '.join(GROUPING_FIELDS)} or a path into a record such as "
                 "config.model.dropout"
@@ -239,8 +243,9 @@ def _check_row(row: Any) -> None:
     different = [name for name in settings if settings[name].nunique(dropna=False) > 1]
     if different:
         some = ", ".join(different[:4])
+        field, shapes, _ = different[0].partition(".attention_shapes")  # names of layers have dots, too
         raise UserError(
-            f"{names}, but differ in {some}: omit some runs, or group by it as well (--group-by ...,{different[0]})"
+            f"{names}, but differ in {some}: omit some runs, or group by it as well (--group-by ...,{field}{shapes})"
         )
     if row["seed"].duplicated().any():
         seed = row["seed"][row["seed"].duplicated()].iloc[0]

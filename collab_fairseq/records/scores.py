@@ -13,11 +13,16 @@ ALL = "all tests"
 
 
 def list_test_sets(runs: Sequence[TrainingRecord], metric: str = METRICS["sacrebleu"]) -> List[str]:
-    """All test sets of the runs, sorted by name; for NLL also validation sets, and `ALL` if there are several tests."""
+    """All test sets of the runs, sorted by name.
+
+    For NLL also validation sets, and `ALL` if there are several tests and every run with losses has all of them.
+    """
     if metric != METRICS["nll"]:
         return sorted({test for run in runs for test in run["scores"]})
-    names = sorted({name for run in runs for name in run.get("losses") or ()})
-    return [*names, ALL] if sum(not name.startswith("valid") for name in names) > 1 else names
+    measured = [set(run["losses"]) for run in runs if run.get("losses")]
+    names = sorted(set().union(*measured))
+    tests = {name for name in names if not name.startswith("valid")}
+    return [*names, ALL] if len(tests) > 1 and all(tests <= each for each in measured) else names
 
 
 def evaluation(run: TrainingRecord, test: str, metric: str) -> Dict[str, Any]:

@@ -103,6 +103,8 @@ def _score_columns(name: str, test: str, data: Any, seeds_only: Set[str]) -> Dic
     if test and test not in tests:
         raise UserError(f"no record has {metric} of {test}; expected one of {', '.join(tests)}")
     groups = [list(group) for _, group in data.groupby("row", sort=False)["run"]]
+    if not tests:
+        return {metric: [DASH] * len(groups)}
     return {
         f"{metric} {shown}": [interval_cell(group, shown, name, seeds_only) for group in groups]
         for shown in ([test] if test else tests)
@@ -192,7 +194,7 @@ def _comparison(data: Any, baseline: str, group_by: Sequence[str], shown: Sequen
     if not lines:
         return ""
     notes = []
-    if any(line["seeds"] != "1" for line in lines):
+    if any(int(line["seeds"]) > 1 for line in lines):
         exceptions = _exceptions(seeds_only)
         notes.append(f"In brackets: {OVER_SEEDS}, paired by seed{exceptions}. A star: the interval excludes 0.")
     if any(line["seeds"] == "1" for line in lines):

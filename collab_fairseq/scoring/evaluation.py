@@ -114,7 +114,7 @@ def evaluate(
 def _language_of(reference: Optional[PathLike]) -> Optional[str]:
     """The suffix of a file name if it is a language of two letters, such as `test.de` or `test.pt_BR.gz`."""
     suffix = "" if reference is None else Path(reference).name.removesuffix(".gz").rpartition(".")[2]
-    return suffix if re.fullmatch(r"[a-z]{2}([_-]\w+)?", suffix) else None
+    return suffix if re.fullmatch(r"[a-z]{2}([_-]([A-Z]{2}|[A-Z][a-z]{3}|\d{3}))?", suffix) else None  # not en-de
 
 
 def _add_tokenised(evaluation: Evaluation, log: GenerateLog, raw: Optional[List[str]], name: str) -> None:

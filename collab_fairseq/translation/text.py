@@ -95,6 +95,8 @@ def _check_tokens(data: Any, name: str) -> None:
 
 def subword_units(dictionary: Any) -> Optional[str]:
     """The value of fairseq's ``--remove-bpe`` for a dictionary; None if it has words."""
+    if "▁" in dictionary.symbols:  # also if all other units are characters
+        return "sentencepiece"
     return {"▁": "sentencepiece", "@@": "@@ ", None: None}[subword_marker(dictionary.symbols)]
 
 

@@ -129,6 +129,9 @@ class Translator:
             buffer: number of lines that are read, sorted by length and translated together.
             search: fields of :class:`Search`.
         """
+        if buffer < 1 or isinstance(lines, str):
+            got = f"buffer {buffer}" if buffer < 1 else "a string"
+            raise UserError(f"the text must be lines, in buffers of at least 1; got {got}")
         settings, done, source = self._settings(search), 0, iter(lines)
         while chunk := list(itertools.islice(source, buffer)):
             tokenised = [self._split(line) for line in chunk]

@@ -53,6 +53,8 @@ def table(records: List[Dict[str, Any]]) -> str:
         name, task, seed = repeated.iloc[0][["name", "task", "seed"]]
         raise UserError(f"records of {name} on {task} must have different seeds; got {seed} twice")
     scores = data.pivot_table(values="score", index=index, columns="task")[tasks]  # the mean over seeds
+    counts = data.pivot_table(values="score", index=index, columns="task", aggfunc="count")[tasks]
+    seeds_of = data.groupby(["name", "task"])["seed"].nunique()
     parameters = data.groupby(index)["parameters"].max()  # classifiers differ by their number of labels
     required = GLUE if set(tasks) & set(GLUE) else tasks
     scores["average"] = scores.reindex(columns=[*required]).mean(axis=1, skipna=False)
@@ -64,6 +66,9 @@ def table(records: List[Dict[str, Any]]) -> str:
         millions = parameters[key] / 1e6
         size = f"{millions:.1f}" if millions >= 1 else f"{millions:.3f}"
         cells = ["–" if pandas.isna(value) else f"{value:.1f}" for value in scores.loc[key]]
+        for column, task in enumerate(tasks):  # a stage that not all seeds have finished
+            if counts.loc[key, task] < seeds_of.get((name, task), 0):
+                cells[column] += f" (of {counts.loc[key, task]:.0f})"
         paper = PAPER.get((model_type, width), {}).get(key_dim, ("–", "–"))
         if stage == "converted":
             paper = ("", "")

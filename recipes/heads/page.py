@@ -38,7 +38,7 @@ def page(folder: Path, name: str) -> str:
     ranks: Dict[str, Any] = {}
     for step, title in TITLES.items():
         file = f"{name}.{step}.json"
-        if not (folder / file).exists():
+        if not ((folder / file).exists() and (folder / f"{step}.md").exists()):  # the latter is written at the end
             continue
         record = load(folder / file, "heads", step.split("-")[0])
         sections += [f"### {title}", (folder / f"{step}.md").read_text(encoding="utf-8").strip()]

@@ -133,7 +133,7 @@ class Study:
         }
 
     def key_dims(self, part: Fraction) -> Dict[str, int]:
-        return {layer_id: round(scores.heads.rank * part) for layer_id, scores in self.origin.items()}
+        return {layer_id: max(1, round(scores.heads.rank * part)) for layer_id, scores in self.origin.items()}
 
     @functools.cached_property
     def calibrations(self) -> Any:

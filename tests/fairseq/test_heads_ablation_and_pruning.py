@@ -231,3 +231,10 @@ def test_fairseq_generate_loads_a_pruned_checkpoint(states, tiny_data, tmp_path)
     hypotheses = {int(number[2:]): text for number, _, text in fields}
     expected = translate(load(checkpoints.load(pruned), tiny_data, double=False), "test", beam=2, max_len_b=20)
     assert [hypotheses[number] for number in sorted(hypotheses)] == expected
+
+
+def test_report_without_heads_is_empty():
+    """With --mode only, layers of one head have nothing to mask."""
+    parts = {"whole/text": {"score": 91.2, "right": "1"}, "text/without/E:1:1": {"difference": 0.0, "p_value": 1.0}}
+    assert ablation.report(parts, ["text"], "only") == ""
+    assert "91.20 with all heads" in ablation.report(parts, ["text"], "without")

@@ -6,10 +6,10 @@ import shutil
 
 import gates
 import pytest
-from page import agreement
+from page import agreement, page
 
 from collab_fairseq import checkpoints
-from collab_fairseq.heads import ablation
+from collab_fairseq.heads import ablation, pruning
 from collab_fairseq.records.record import Record
 from tests.common import ROOT, run
 from tests.fairseq.conftest import sentence_pairs
@@ -102,3 +102,20 @@ def test_figures_show_names_scores_and_common_axes(tmp_path):
         assert text.count(">14<") == 1  # the largest loss, which only standard heads reach
         assert ">BLEU, test_2017_flickr<" in text
         assert ">only encoder–decoder<" in text
+
+
+def test_figures_share_axes_with_records_of_fewer_tests(tmp_path):
+    pytest.importorskip("matplotlib")
+    both = json.loads((RECORDS / "curve-standard-256.prune.json").read_text())
+    one = copy.deepcopy(both)
+    for part in one["parts"].values():
+        part.get("tests", {}).pop("test1", None)
+    pruning.draw(both, tmp_path / "both.svg", "x", [one])
+    assert ">BLEU, test_2017_flickr<" in (tmp_path / "both.svg").read_text()
+
+
+def test_page_leaves_out_unfinished_analyses(tmp_path):
+    """The record of gates is written before the first of them is trained."""
+    record = {"schema": 1, "kind": "heads", "name": "gates", "parts": {}}
+    (tmp_path / "mine.gates.json").write_text(json.dumps(record))
+    assert page(tmp_path, "mine") == "## mine\n"

@@ -55,6 +55,11 @@ def test_table():
         other["settings"].update(change, seed=3 if not change else 5)
         with pytest.raises(UserError, match=f"records of bert on .* must .*{message}"):
             table.table([*records, other])
+    unfinished = copy.deepcopy(records[1])
+    unfinished["settings"]["seed"] = 4
+    del unfinished["parts"]["tuned/384"]
+    first_task = [line.split(" | ")[4] for line in table.table([*records, unfinished]).splitlines()[2:5]]
+    assert [cell.endswith(" (of 2)") for cell in first_task] == [False, False, True]
     with pytest.raises(UserError, match="must have finished stages"):
         table.table([{**records[0], "parts": {}}])
     # no average if a task is missing

@@ -193,6 +193,14 @@ def test_texts_have_all_fields_and_labels_without_padding(folders):
     assert (batch["input_ids"].tolist(), batch["labels"].tolist()) == ([[5, 6, 7]], [1])
 
 
+def test_rejects_several_classes_per_text(folders, tmp_path):
+    model = make("bert")
+    model.config.problem_type = "multi_label_classification"
+    model.save_pretrained(tmp_path / "many")
+    arguments = ["importance", tmp_path / "many", "--text", folders / "text.jsonl", "--fields", "premise"]
+    assert "must have one class per text; got a multi-label classifier" in collab(*arguments, status=1)
+
+
 def test_unknown_tokens_are_at_most_a_quarter():
     tokenizer = SimpleNamespace(unk_token_id=1)
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 0, 0]])

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import random
+import re
 
 import numpy
 import pytest
@@ -229,3 +230,50 @@ def test_seeds_of_a_row_have_the_same_averaging_decoding_and_files(runs, setting
         del run[field]
     if setting == "decoding":  # as in records of earlier versions
         assert frame(row, ("heads", "key_dim"))["row"].nunique() == 1
+
+
+def test_nll_of_all_tests_needs_all_tests_of_all_runs(runs):
+    loss = {"nll_loss": 2.0, "tokens": 9}
+    for run in runs:
+        run["losses"] = {"valid": loss, "test_a": loss, "test_b": loss}
+    assert "NLL all tests" in table.markdown_table(runs, columns=["nll"])
+    del runs[0]["losses"]["test_b"]
+    markdown = table.markdown_table(runs, columns=["nll"])
+    assert "NLL all tests" not in markdown
+    assert "(of 2)" in markdown
+    for run in runs:
+        del run["losses"]
+    assert set(rows_of(table.markdown_table(runs, columns=["nll"]))[0]) == {"NLL"}
+
+
+@pytest.mark.parametrize(
+    ("pruned", "others"), [({"collaborative": False}, {}), ({}, {"encoder.1": {"collaborative": True, "key_dim": 8}})]
+)
+def test_pruned_models_are_not_those_of_the_full_key_dimension(files, pruned, others):
+    content = json.loads(files[0].read_text())
+    shapes = {"encoder.0": {**pruned, "num_heads": 2, "key_dim": 16, "scale": 0.1}, **others}
+    content["settings"]["config"]["model"].update(collaborative_heads="none", attention_shapes=shapes)
+    files[0].write_text(json.dumps(content))
+    run = load_run(files[0])
+    assert (heads(run), keys(run)["key_dim"]) == ("standard, pruned", "mixed")
+
+
+def test_numbers_are_not_fields_to_group_by(runs):
+    with pytest.raises(UserError, match="no record has cache"):
+        frame(runs, ("heads", "key_dim", "cache"))
+
+
+def test_suggested_fields_of_layers_can_be_grouped_by(runs):
+    row = [run for run in runs if run["name"].startswith("none-32-")]
+    for number, run in enumerate(row):
+        run["config"]["model"]["attention_shapes"] = {"encoder.0": {"scale": 0.1 + number}}
+    with pytest.raises(UserError) as error:
+        frame(row, ("key_dim",))
+    field = re.search(r"--group-by \.\.\.,(\S+)\)", str(error.value))[1]
+    assert frame(row, ("key_dim", field))["row"].nunique() == 3
+
+
+def test_rows_without_common_seeds_have_no_notes_on_intervals(runs):
+    for run in runs:
+        run["seed"] += 10 * (run["config"]["model"]["key_dim"] is None)
+    assert "A star" not in table.markdown_table(runs, columns=["heads"], baselines=["none-None-s1"])

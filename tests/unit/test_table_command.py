@@ -101,3 +101,11 @@ def test_figures_are_small_and_deterministic_and_need_data(files, tmp_path, flag
     content["parts"].update(scores={}, curves={})
     write_json(content, files[0])
     assert "nothing to draw" in collab(files[0], "--figure", figure, *flags.split(), status=1)
+
+
+def test_an_empty_marker_does_not_replace_the_page(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("written by hand\n")
+    with pytest.raises(UserError):
+        pages.publish("a table\n", str(page), "")
+    assert page.read_text() == "written by hand\n"
