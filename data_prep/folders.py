@@ -20,6 +20,8 @@ def output_lock(output: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     path = f"{output}.lock"
     while True:
         with open(path, "w") as file:
+            with contextlib.suppress(OSError):  # of another user
+                os.fchmod(file.fileno(), 0o666)
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:

@@ -181,13 +181,23 @@ class Preparation:
         self.binarise(work, folder, texts)
         write_checksums(work)
 
+    def is_complete(self) -> bool:
+        complete = is_complete(self.args.output, self.matches, self.args.force)
+        if complete:
+            self.say(f"{self.args.output} is complete, nothing to do")
+        return complete
+
     def run(self) -> None:
         output = self.args.output
-        if is_complete(output, self.matches, self.args.force):
-            self.say(f"{output} is complete, nothing to do")
+        if self.is_complete():  # also if the lock cannot be written
             return
-        with new_folder(output, replace=True) as work:
-            self.build(Path(work))
+        output.parent.mkdir(parents=True, exist_ok=True)
+        waiting = f"another process is preparing {output}; waiting"
+        with output_lock(output, lambda: self.say(waiting)):
+            if self.is_complete():
+                return
+            with new_folder(output, replace=True) as work:
+                self.build(Path(work))
         dictionary = output / "data-bin" / f"dict.{self.languages[0]}.txt"
         entries = dictionary.read_text(encoding="utf-8").count("\n")
         self.say(f"ready: {output}/data-bin ({entries:,} entries in the joint dictionary)")
@@ -205,22 +215,19 @@ def prepare(name: str, data_set: DataSet, args: argparse.Namespace) -> None:
     Raises:
         UserError: with one sentence; nothing was prepared.
     """
-    parent = args.output.absolute().parent
+    args.output = args.output.resolve()  # a link to another disk remains
+    parent = args.output.parent
     is_new_parent = not parent.exists()
     try:
         if data_set.kind != "program" and args.local_copy and args.url:
             raise UserError(f"{data_set.option} and --url are mutually exclusive")
         if data_set.kind != "program" and not args.url:
             args.local_copy = args.local_copy or data_set.from_environment(data_set.option.lstrip("-"))
-        for option in ("local_copy", "spm", "dict", "output"):  # steps run in other folders
+        for option in ("local_copy", "spm", "dict"):  # steps run in other folders
             path = getattr(args, option, None)
             if path:
                 setattr(args, option, Path(path).absolute())
-        preparation = Preparation(name, data_set, args)
-        parent.mkdir(parents=True, exist_ok=True)
-        waiting = f"another process is preparing {args.output}; waiting"
-        with output_lock(args.output, lambda: preparation.say(waiting)):
-            preparation.run()
+        Preparation(name, data_set, args).run()
     except (UserError, OSError, ValueError, RuntimeError) as error:
         if is_new_parent:
             with contextlib.suppress(OSError):  # it may contain downloads

@@ -82,7 +82,8 @@ def train(args: argparse.Namespace, data: Path, folders: List[Path]) -> None:
     command += ["--data", data, "--output", data.parent, "--python", PYTHON]
     command += [f"lr_scheduler.warmup_updates={args.warmup}"]
     with progress_shown("demo", args.updates, folders):
-        status = run_logged(command, stdout=subprocess.DEVNULL)
+        # the settings of toy.yaml only
+        status = run_logged(command, stdout=subprocess.DEVNULL, env={**os.environ, "RECIPE_CONFIG": ""})
     if status:
         for folder in folders:
             messages = folder / "messages.txt"

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Tuple
 
+from omegaconf import OmegaConf
 from runner import cli, settings
 from runner.evaluation import export
 from runner.folder import check_output
@@ -37,8 +38,12 @@ def main() -> None:
     parser = data_set.parser_of("own", described)
     parser.set_defaults(output=None)
     args, rest = parser.parse_known_args([word for word in argv if word not in words])
-    cli.read(SCRIPT, [*rest, *words])  # rejects unknown options before errors about the text
+    cfg, _ = cli.read(SCRIPT, [*rest, *words])  # rejects unknown options before errors about the text
     languages = own.languages(args)
+    for setting, language in zip(("task.source_lang", "task.target_lang"), languages, strict=True):
+        given = OmegaConf.select(cfg, setting)
+        if given not in (None, language):
+            raise settings.SettingsError(f"{setting} must be {language}, as in --source or --languages; got {given}")
     name = f"{args.source[0].resolve().stem}-{'-'.join(languages)}"
     output = Path(os.path.abspath(args.output)) if args.output else ROOT / "runs" / "own" / name
     args.output, run, model = output / "data", output / "run", output / "model"

@@ -189,6 +189,9 @@ def record(run: RecipeRun, average: Average) -> None:
             decoding=of_decoding(identity(run.cfg)),
         )
         write_json(content, file)
+    recorded = set(json.loads(file.read_text(encoding="utf-8"))["parts"]["scores"])
+    if recorded != set(run.test_sets.values()):
+        raise UserError(f"{file} has scores of {', '.join(sorted(recorded))}; move it away to record other test sets")
     logger.info("record: %s", file)
 
 

@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from collab_fairseq.cli.options import positive
 
-from .settings import ROOT, SettingsError
+from .settings import ROOT, SettingsError, test_sets
 
 STEPS = {
     "train": "Train one model. Prepare the data if they are missing.",
@@ -61,7 +61,7 @@ def add_run_options(parser: argparse.ArgumentParser, recipe: str, cfg: DictConfi
     add_setting(group, cfg, "--heads", "model.collaborative_heads", text, metavar="SITES")
     text = "key dimension: shared by collaborative heads, summed over standard heads (d_model with --heads none alone)"
     add_setting(group, cfg, "--key-dim", "model.key_dim", text, metavar="N", type=positive)
-    add_setting(group, cfg, "--seed", "common.seed", "random seed of training", metavar="N", type=positive)
+    add_setting(group, cfg, "--seed", "common.seed", "random seed of training", metavar="N", type=number)
     names = " ".join(sorted(cfg.recipe.variants)) or "none in this recipe"
     text = f"named settings from recipe.variants in the YAML file; join several by _: {names}"
     group.add_argument("--variant", metavar="NAME", help=text)
@@ -69,7 +69,7 @@ def add_run_options(parser: argparse.ArgumentParser, recipe: str, cfg: DictConfi
     group.add_argument("--output", metavar="DIR", type=os.path.abspath, help=text)
     text = "print the training command of run.sh and train.sh, and do nothing"
     group.add_argument("--dry-run", action="store_true", help=text)
-    sets = ", ".join((cfg.recipe.valid_tests or {}).values()) or "not in this recipe"
+    sets = ", ".join(test_sets(cfg, valid=True).values()) or "not in this recipe"
     text = f"evaluate on the validation set instead of the test set ({sets})"
     group.add_argument("--valid", action="store_true", help=text)
     if cfg.recipe.stock:

@@ -55,7 +55,10 @@ def merge(cfg: DictConfig, args: Namespace, words: List[str]) -> DictConfig:
     ]
     merged: Any = OmegaConf.merge(*layers)
     check(merged)
-    if merged.common.get("amp"):  # of an argument, a variant or a YAML file
+    for name, option in SET_BY_OPTIONS.items():  # of an argument, a variant or a YAML file
+        if name != "checkpoint.save_dir" and OmegaConf.select(merged, name):
+            raise SettingsError(f"{name} is set by this recipe; give {option}")
+    if merged.common.get("amp"):
         raise SettingsError("common.amp is set by this recipe; give --precision")
     if not any(word.startswith("checkpoint.save_interval_updates=") for word in (*variant_words, *words)):
         _keep_number_of_checkpoints(merged, recipe)

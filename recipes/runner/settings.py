@@ -90,7 +90,7 @@ def read_yaml(path: Path, parents: Tuple[Path, ...] = ()) -> DictConfig:
         raise SettingsError(f"defaults in {path} must be a list of names of YAML files; got {names}")
     content.pop("defaults", None)
     layers = []
-    for name in names:
+    for name in names if "_self_" in names else [*names, "_self_"]:
         if name == "_self_":
             layers.append(content)
         else:

@@ -37,6 +37,11 @@ def train_stage(run: RecipeRun, average: Average, step: str) -> None:
     run.checkpoints.mkdir(parents=True, exist_ok=True)
     log, usage = run.output / "train.log", run.output / "train.usage.jsonl"
     latest = latest_valid_checkpoint(str(run.checkpoints))
+    if latest and average.stage and latest.updates > average.stage:
+        raise UserError(
+            f"{run.output} has {latest.updates} updates, but no {run.average_file(average).name}: give --stages as at "
+            "the start of the run"
+        )
     if latest and latest.updates >= run.end(average):  # fairseq-train would make one more update
         logger.info("%s: %s is complete", step, os.path.basename(latest.path))
         usage.touch()

@@ -1,8 +1,10 @@
 """Recipe YAML files: the runner and fairseq-hydra-train agree, overrides are merged in order, WMT14 is as published."""
 
+import json
 import re
 import shlex
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -10,10 +12,11 @@ from fairseq import models, options
 from fairseq.dataclass.initialize import add_defaults
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import DictConfig, OmegaConf, open_dict
-from runner import cli, settings, training
+from runner import cli, overrides, settings, training
 
 import collab_fairseq.models
 from collab_fairseq.models.arguments import resolve
+from fairseq_modern.errors import UserError
 from tests.common import ROOT, run
 from tests.fairseq.conftest import tiny_data  # noqa: F401  (a fixture)
 from tests.recipes.test_settings import CONFIGS, RECIPES, TOY
@@ -211,3 +214,38 @@ def test_a_command_that_resumes_has_no_settings_for_the_start(tmp_path):
     position = start.index("--restore-file")
     assert start[position + 1] == "first.pt"
     assert resumed == start[:position] + start[position + 2 :]
+
+
+def test_a_file_overrides_its_defaults_as_in_hydra(tmp_path):
+    for number, names in enumerate((["base"], ["_self_", "base"], ["base", "_self_"], [])):
+        (tmp_path / "base.yaml").write_text("optimization: {max_update: 1}")
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(f"defaults: {json.dumps(names)}\noptimization: {{max_update: 2}}")
+        assert settings.read_yaml(file).optimization.max_update == (1 if names[:1] == ["_self_"] else 2)
+
+
+def test_a_test_set_can_be_switched_off(tmp_path):
+    (tmp_path / "mine.yaml").write_text("recipe: {valid_tests: {valid1: null}}")
+    cfg, _ = cli.read_run(RECIPES / "micro_wmt" / "run.sh", ["--config", str(tmp_path / "mine.yaml"), "--seed", "0"])
+    assert (settings.test_sets(cfg, valid=True), cfg.common.seed) == ({"valid": "tatoeba_valid"}, 0)
+
+
+def test_variants_with_paths_are_one_word_in_a_folder_with_spaces():
+    for config, name in ((None, "scaled"), ("converge", "scaled062")):
+        cfg = settings.load("curve", config)
+        cfg.recipe.root = "/home/me/my repo"
+        (word,) = overrides.variant(cfg, name)
+        assert word.startswith("model.attention_from=/home/me/my repo/runs/curve/scaled-")
+
+
+def test_other_stages_than_at_the_start_are_rejected(tmp_path, monkeypatch):
+    """The checkpoints are no longer those of the end of the stage."""
+    script, argv = TOY / "run.sh", ["--device", "cpu", "--output", str(tmp_path), "--stages", "3", "--average", "1"]
+    argv += ["lr_scheduler._name=inverse_sqrt", "--updates", "60", "checkpoint.save_interval_updates=10"]
+    run_of_recipe = cli.plan_run(script, argv, *cli.read_run(script, argv))
+    latest = SimpleNamespace(updates=50, path="checkpoint_last.pt")
+    monkeypatch.setattr(training, "latest_valid_checkpoint", lambda folder: latest)
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(UserError, match=r"has 50 updates, but no averaged\.u20\.pt: give --stages as at the start"):
+        training.train_stage(run_of_recipe, run_of_recipe.stages()[0], "stage 1")
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]

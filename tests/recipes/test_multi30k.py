@@ -10,7 +10,9 @@ import subprocess
 from pathlib import Path
 from unittest import mock
 
+import data_set
 import folders
+import prepare as data_prepare
 import pytest
 import toy
 
@@ -64,13 +66,33 @@ def test_second_preparation_does_nothing_and_force_gives_the_same_bytes(prepared
     assert [path.name for path in (prepared / "data").iterdir()] == ["mini"]
 
 
+def test_an_output_on_another_disk_stays_a_link(prepared, tmp_path):
+    (tmp_path / "disk").mkdir()
+    link = tmp_path / "mini"
+    link.symlink_to(tmp_path / "disk")
+    for flags in ([], ["--force"]):
+        prepare(prepared, "--output", link, *flags)
+        assert link.is_symlink()
+        assert content(tmp_path / "disk") == content(prepared / "data" / "mini")
+
+
+def test_a_complete_output_needs_no_lock(prepared, monkeypatch):
+    monkeypatch.setattr(data_prepare, "output_lock", lambda *_: pytest.fail("the folder may be read-only"))
+    words = ["multi30k.sh", "--source", str(prepared / "source"), "--manifest", str(prepared / "manifest.tsv")]
+    words += ["--output", str(prepared / "data" / "mini"), "--vocab-size", "150"]
+    described = data_prepare.load("multi30k")
+    data_prepare.prepare("multi30k", described, data_set.parser_of("multi30k", described).parse_args(words[1:]))
+
+
 def test_parallel_preparations_of_one_output_wait_for_each_other(prepared):
     data = prepared / "data" / "mini"
     sources = ["--source", prepared / "source", "--manifest", prepared / "manifest.tsv"]
     command = [str(word) for word in (PREPARE, *sources, "--output", data, "--vocab-size", 150)]
     with folders.output_lock(data, pytest.fail):
+        aside = data.rename(prepared / "aside")  # as if it were not complete yet
         second = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         assert f"{data}; waiting" in second.stderr.readline()
+        aside.rename(data)
     assert "is complete, nothing to do" in second.communicate(timeout=100)[1]
     assert [path.name for path in data.parent.iterdir()] == ["mini"]
 

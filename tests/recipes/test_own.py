@@ -136,6 +136,7 @@ SOURCE = "--source mine.en mine.de"
         (None, "--source a.en b.en", "--languages must be two languages, such as en-de; got 'en-en'"),
         (None, "--source a.en a.de model.dropuot=1", "dropuot is not a setting; did you mean model.dropout?"),
         (None, f"{SOURCE} model.dropout=7", "model.dropout must be in [0, 1); got 7"),
+        (None, f"{SOURCE} task.source_lang=de", "task.source_lang must be en, as in --source or --languages; got de"),
         (None, f"{SOURCE} --output mine.en", "--output must be a writable folder; got "),
     ],
 )
@@ -145,7 +146,7 @@ def test_rejects_unusable_text_and_options_and_leaves_nothing(change, words, mes
         change(*files)
     before = content(tmp_path)
     done = run(*RECIPE, "--output", "out", *words.split(), check=False, cwd=tmp_path)
-    rejected(done, "recipes/own/run.sh: error: ", message, status=2 if "model." in words else 1)
+    rejected(done, "recipes/own/run.sh: error: ", message, status=2 if "model." in words or "task." in words else 1)
     assert done.stderr.count("\n") == 1
     assert content(tmp_path) == before
 
