@@ -189,8 +189,9 @@ class Preparation:
 
     def run(self) -> None:
         output = self.args.output
-        if self.is_complete():  # also if the lock cannot be written
-            return
+        with contextlib.suppress(UserError):  # of an output that another process is replacing
+            if self.is_complete():  # also if the lock cannot be written
+                return
         output.parent.mkdir(parents=True, exist_ok=True)
         waiting = f"another process is preparing {output}; waiting"
         with output_lock(output, lambda: self.say(waiting)):

@@ -184,7 +184,8 @@ def _comparison(data: Any, baseline: str, group_by: Sequence[str], shown: Sequen
     for other, row in data[data["row"] != key].groupby("row", sort=False):
         pairs = row.dropna(subset="seed").merge(base, on="seed", suffixes=("", " of base"))
         runs, base_runs = pairs["run"].tolist(), pairs["run of base"].tolist()
-        for test in sorted({test for name in metrics for test in list_test_sets(row["run"], METRICS[name])}):
+        compared = [*row["run"], *base["run"]]
+        for test in sorted({test for name in metrics for test in list_test_sets(compared, METRICS[name])}):
             line = dict(zip(map(header, group_by), other, strict=True))
             line.update({"seeds": str(len(pairs)), "test set": test})
             for name in metrics:

@@ -95,9 +95,10 @@ def _check_tokens(data: Any, name: str) -> None:
 
 def subword_units(dictionary: Any) -> Optional[str]:
     """The value of fairseq's ``--remove-bpe`` for a dictionary; None if it has words."""
-    if "▁" in dictionary.symbols:  # also if all other units are characters
-        return "sentencepiece"
-    return {"▁": "sentencepiece", "@@": "@@ ", None: None}[subword_marker(dictionary.symbols)]
+    units, marker = dictionary.symbols[dictionary.nspecial :], subword_marker(dictionary.symbols)
+    if marker is None and "▁" in units and sum(len(unit) == 1 for unit in units) * 2 > len(units):
+        marker = "▁"  # characters: one unit has the marker
+    return {"▁": "sentencepiece", "@@": "@@ ", None: None}[marker]
 
 
 def batches(

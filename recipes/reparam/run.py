@@ -43,11 +43,12 @@ def main() -> None:
         raise UserError(f"--methods must include --finetune-method; got {args.finetune_method}")
     if args.finetune_updates and args.finetune_method == "distilled" and args.distill <= 0:
         raise UserError(f"--distill must be positive with --finetune-method distilled; got {args.distill}")
-    allocates = sorted({"allocated", "distilled"} & {*args.methods})
     for rank in args.ranks:
-        if not 0 < rank <= 1 or (allocates and rank < min(GRID)):
-            least = f"at least {min(GRID)} (method {allocates[0]})" if allocates else "above 0"
-            raise UserError(f"--ranks must be {least} and at most 1; got {rank}")
+        distils = "distilled" in args.methods and args.distill > 0 and rank in args.distill_ranks
+        least = min(GRID) if "allocated" in args.methods or distils else 0
+        if not (0 < rank <= 1 and rank >= least):
+            expected = f"at least {least} (methods allocated and distilled)" if least else "above 0"
+            raise UserError(f"--ranks must be {expected} and at most 1; got {rank}")
     for option in ("bleu_ranks", *["distill_ranks"] * ("distilled" in args.methods and args.distill > 0)):
         ranks = {*getattr(args, option)}
         if ranks and not ranks & {*args.ranks}:

@@ -56,7 +56,7 @@ def merge(cfg: DictConfig, args: Namespace, words: List[str]) -> DictConfig:
     merged: Any = OmegaConf.merge(*layers)
     check(merged)
     for name, option in SET_BY_OPTIONS.items():  # of an argument, a variant or a YAML file
-        if name != "checkpoint.save_dir" and OmegaConf.select(merged, name):
+        if OmegaConf.select(merged, name):
             raise SettingsError(f"{name} is set by this recipe; give {option}")
     if merged.common.get("amp"):
         raise SettingsError("common.amp is set by this recipe; give --precision")

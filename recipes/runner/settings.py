@@ -104,6 +104,7 @@ def load(recipe: str, config: Optional[str] = None) -> DictConfig:
     folder = ROOT / "recipes" / recipe
     defaults = {"recipe": asdict(Recipe())}
     cfg: Any = OmegaConf.merge(defaults, read_yaml(folder / f"{recipe}.yaml"))
+    cfg.checkpoint.save_dir = MISSING  # given by --output; the file may have one for fairseq-hydra-train
     if config:
         neighbour = folder / f"{config}.yaml"
         overrides = read_yaml(neighbour if neighbour.is_file() else Path(config))
@@ -114,7 +115,6 @@ def load(recipe: str, config: Optional[str] = None) -> DictConfig:
         reject_missing(cfg, values)
         cfg = OmegaConf.merge(cfg, overrides)
     cfg.pop("hydra", None)
-    cfg.checkpoint.save_dir = MISSING  # given by --output
     return cfg  # type: ignore[no-any-return]
 
 

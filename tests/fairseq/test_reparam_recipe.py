@@ -97,7 +97,8 @@ def test_rejects_missing_checkpoints_and_methods_without_checkpoints(tmp_path):
     for words, message in (
         ("--ranks 1/8", "--bleu-ranks must include one of --ranks, 1/8; got none of them"),
         ("--ranks 1/8 --bleu-ranks", "--distill-ranks must include one of --ranks, 1/8; got none of them"),
-        ("--ranks 1/2 1/16", "--ranks must be at least 0.125 (method allocated) and at most 1; got 1/16"),
+        ("--ranks 1/2 1/16", "--ranks must be at least 0.125 (methods allocated and distilled)"),
+        ("--methods plain distilled calibrated --ranks 1/2 1/16 --distill-ranks 1/2 --bleu-ranks", "no checkpoint"),
         ("--ranks 1/2 5/4 --methods plain --finetune-updates 0", "--ranks must be above 0 and at most 1; got 5/4"),
         ("--methods plain --bleu-ranks", "--methods must include --finetune-method; got calibrated"),
         ("--distill 0 --finetune-method distilled", "--distill must be positive with --finetune-method distilled"),

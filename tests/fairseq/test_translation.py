@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import torch
+from fairseq.data import Dictionary
 
 from collab_fairseq import checkpoints
 from collab_fairseq.modules.fairseq_compat import as_transformer_collab, model_config
@@ -16,7 +17,7 @@ from collab_fairseq.scoring.sufficient_statistics import load
 from collab_fairseq.translation import add_text, evaluate, load_model, loss, score, translate
 from collab_fairseq.translation.evaluation import sentence_losses
 from collab_fairseq.translation.load import model_from_state
-from collab_fairseq.translation.text import dataset
+from collab_fairseq.translation.text import dataset, subword_units
 from fairseq_modern.errors import UserError
 from tests.common import ROOT, run
 from tests.fairseq.models import same_model
@@ -190,3 +191,20 @@ def test_rejects_text_in_other_units(checkpoint, tiny_data, tmp_path, caplog):
     tokens.write_bytes(unknown_token * (tokens.stat().st_size // 2))
     with pytest.raises(UserError, match="valid: 100% of the source tokens are not among the model's words"):
         loss(load_model(checkpoint, data), "valid")
+
+
+@pytest.mark.parametrize(
+    ("units", "expected"),
+    [
+        ([f"w{n}@@" for n in range(150)] + ["▁"], "@@ "),
+        ([f"w{n}" for n in range(150)] + ["▁"], None),
+        ([chr(192 + n) for n in range(150)] + ["▁"], "sentencepiece"),
+        ([chr(192 + n) for n in range(150)], None),
+    ],
+    ids=["codes", "words", "characters of SentencePiece", "characters"],
+)
+def test_subword_units_of_a_dictionary(units, expected):
+    dictionary = Dictionary()
+    for unit in units:
+        dictionary.add_symbol(unit)
+    assert subword_units(dictionary) == expected

@@ -89,10 +89,12 @@ def test_parallel_preparations_of_one_output_wait_for_each_other(prepared):
     sources = ["--source", prepared / "source", "--manifest", prepared / "manifest.tsv"]
     command = [str(word) for word in (PREPARE, *sources, "--output", data, "--vocab-size", 150)]
     with folders.output_lock(data, pytest.fail):
-        aside = data.rename(prepared / "aside")  # as if it were not complete yet
+        damaged = data / "sentencepiece.model"  # which the first process repairs
+        content_before = damaged.read_bytes()
+        damaged.write_bytes(b"")
         second = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         assert f"{data}; waiting" in second.stderr.readline()
-        aside.rename(data)
+        damaged.write_bytes(content_before)
     assert "is complete, nothing to do" in second.communicate(timeout=100)[1]
     assert [path.name for path in data.parent.iterdir()] == ["mini"]
 

@@ -212,6 +212,11 @@ def test_sweep_rejects_finished_runs_of_other_settings_or_data(call, caplog, tmp
         ("banana: {a: 1}", "banana is not a section of a recipe's settings"),
         ("{common: {bf16: true}, recipe: {variants: {a: ''}}}", "common.bf16 is set by this recipe; give --precision"),
         ("{task: {data: /my/data-bin}, recipe: {variants: {a: ''}}}", "task.data is set by this recipe; give --data"),
+        ("recipe: {variants: {a: checkpoint.save_dir=/x}}", "checkpoint.save_dir is set by this recipe; give"),
+        (
+            "{checkpoint: {save_dir: /x}, recipe: {variants: {a: ''}}}",
+            "checkpoint.save_dir is set by this recipe; give",
+        ),
         ("recipe: {variants: {a: common.cpu=true}}", "common.cpu is set by this recipe; give --device"),
         ("task: {target_lang: no}", "task.target_lang must be text, in quotes if YAML reads a boolean; got False"),
         ("[", "FILE is not a YAML file of settings: "),

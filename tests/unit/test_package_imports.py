@@ -25,7 +25,7 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "huggingface": set(),
     "reparam": {"modules", "records", "translation", "huggingface"},
     "heads": {"modules", "records", "translation", "huggingface"},
-    "export": {"modules", "models", "records", "translation"},
+    "export": {"modules", "training", "models", "records", "translation"},
     "bench": {"modules", "training", "search", "models", "records"},
     "__init__": {"translation", "export"},
 }
