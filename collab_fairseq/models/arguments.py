@@ -12,7 +12,7 @@ from collab_fairseq.attention.attention_types import KEY_DIM_SETTINGS, SITES, fl
 from collab_fairseq.modules.fairseq_compat import SUB_CONFIGS, as_transformer_collab, flat, model_config
 from collab_fairseq.modules.settings import ConfigurationError, check_type, parse_shapes, parse_sites
 
-from .checks import FIELD_TYPES, check_config, check_fields
+from .checks import DEFAULT_IF_NONE, FIELD_TYPES, check_config, check_fields
 from .config import TransformerCollabConfig
 
 logger = logging.getLogger(__name__)
@@ -57,6 +57,7 @@ def resolve(args: Any) -> TransformerCollabConfig:
     mapping: Any = OmegaConf.to_container(args, resolve=True) if OmegaConf.is_config(args) else vars(args)
     settings = flat(mapping)
     check_fields(settings)
+    settings = {name: value for name, value in settings.items() if value is not None or name not in DEFAULT_IF_NONE}
     for name in ("encoder_layers_to_keep", "decoder_layers_to_keep"):
         keep = settings.get(name)
         if isinstance(keep, (list, tuple)):  # the command line gives a list; fairseq's model expects "0,2,4"

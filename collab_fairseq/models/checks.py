@@ -3,7 +3,7 @@
 import math
 import re
 from argparse import Namespace
-from typing import Any, Dict, Mapping, Sequence, Type, get_type_hints
+from typing import Any, Dict, List, Mapping, Sequence, Type, get_type_hints
 
 from fairseq.criterions import CRITERION_REGISTRY
 from torch import nn
@@ -32,8 +32,8 @@ _RANGES = {
     ("_positions",): (1, 1_000_000),
     ("dropout", "_layerdrop", "quant_noise_pq", "quant_noise_scalar"): (0, 1),
 }
-#: settings that fairseq sets if they are None
-_SET_BY_FAIRSEQ = ("max_source_positions", "max_target_positions")
+#: settings for which None means the default, as in fairseq's transformer
+DEFAULT_IF_NONE = ("max_source_positions", "max_target_positions")
 
 
 def _field_types() -> Dict[str, Any]:
@@ -52,7 +52,7 @@ def check_fields(settings: Mapping[str, Any]) -> None:
     """Raise ConfigurationError unless settings by flat name have valid types and ranges; ignore unknown names."""
     for name, value in settings.items():
         check_type("the name of a setting of the model", str, name)
-        if name not in FIELD_TYPES or (value is None and name in _SET_BY_FAIRSEQ):
+        if name not in FIELD_TYPES or (value is None and name in DEFAULT_IF_NONE):
             continue
         check_type(f"model.{name}", FIELD_TYPES[name], value)
         for endings, (least, most) in _RANGES.items():
@@ -61,11 +61,16 @@ def check_fields(settings: Mapping[str, Any]) -> None:
                 raise ConfigurationError(f"model.{name} must be {expected}; got {value}")
 
 
+def _sites(cfg: TransformerCollabConfig) -> List[str]:
+    """The sites that the model has."""
+    return [site for site in SITES if site != "cross" or not cfg.no_cross_attention]
+
+
 def check_config(cfg: TransformerCollabConfig) -> None:
     """Raise ConfigurationError unless every layer accepts its settings and every flag has an effect."""
     parse_sites(cfg.collaborative_heads)
     settings = flat_settings(cfg)
-    layers = {site: layer_at(settings, site) for site in SITES}
+    layers = {site: layer_at(settings, site) for site in _sites(cfg)}
     types = [attention_type for attention_type, _ in layers.values()]
     _check_type_flags(settings, types)
     available = kernels(ATTENTION_TYPES if cfg.attention_shapes else types)
@@ -146,13 +151,16 @@ def _check_heads(cfg: TransformerCollabConfig) -> None:
     """Check that masked heads exist, and that a frozen decoder has no gates."""
     shapes = parse_shapes(cfg.attention_shapes)
     counts = {}
-    for site in SITES:
+    for site in _sites(cfg):
         stack = getattr(cfg, side_of(site))
         for layer in range(stack.layers):
             layer_id = f"{site}.{layer}"
             counts[layer_id] = shapes.get(layer_id, {}).get("num_heads", stack.attention_heads)
     check_heads(parse_heads(cfg.mask_heads), counts)
     gated = parse_sites(cfg.head_gates, "--head-gates")
+    if cfg.no_cross_attention and ("cross" in gated or cfg.cross_key_dim is not None):
+        name = "--head-gates cross" if "cross" in gated else "--cross-key-dim"
+        raise ConfigurationError(f"{name} needs cross-attention; leave out --no-cross-attention")
     if cfg.head_gates_freeze_decoder and gated != {"encoder"}:
         raise ConfigurationError(f"--head-gates must be encoder with --head-gates-freeze-decoder; got {cfg.head_gates}")
 

@@ -6,10 +6,12 @@ Cordonnier, Loukas, Jaggi (2020), https://arxiv.org/abs/2006.16362. The layer is
 
 import functools
 import logging
+from argparse import Namespace
 from contextlib import nullcontext
 from typing import Any, Dict, Mapping, Optional
 
 import torch
+from fairseq import checkpoint_utils
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.distributed import fsdp_wrap
 from fairseq.models import register_model
@@ -206,12 +208,18 @@ class TransformerCollabModel(TransformerModelBase):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, model_cfg: Any = None, args: Any = None
     ) -> Any:
-        """As in fairseq, except that ``--encoder-layers-to-keep`` does not apply to layers that are already kept."""
+        """As in fairseq, except that ``--encoder-layers-to-keep`` does not apply to layers that are already kept.
+
+        It applies before gates are added, whose names have the new numbers of layers, and to moving averages, which
+        fairseq loads without settings.
+        """
         layers = {".".join(name.split(".")[:3]) for name in state_dict if ".layers." in name}
         kept = {"encoder": self.encoder.layers, "decoder": self.decoder.layers}
-        if layers == {f"{side}.layers.{n}" for side, stack in kept.items() for n in range(len(stack))}:
-            model_cfg = args = None
-        return super().load_state_dict(state_dict, strict, model_cfg, args)
+        if layers != {f"{side}.layers.{n}" for side, stack in kept.items() for n in range(len(stack))}:
+            names = {f"{side}_layers_to_keep": getattr(self.args, side).layers_to_keep for side in kept}
+            own = Namespace(arch="transformer_collab", **names)
+            state_dict = checkpoint_utils.prune_state_dict(state_dict, model_cfg or args or own)
+        return super().load_state_dict(state_dict, strict)
 
     def check_training(self, trainer: Any) -> None:
         """Reject ``--mixing-lr-multiplier`` with an optimizer that it does not work with."""

@@ -3,6 +3,8 @@
 import pytest
 import torch
 from fairseq import models
+from fairseq.dataclass.configs import EMAConfig
+from fairseq.models.ema.ema import EMA
 from fairseq.modules import MultiheadAttention
 from omegaconf import OmegaConf
 
@@ -21,6 +23,7 @@ SHAPES = {
     "decoder.1": {"collaborative": False, "key_dim": 4},
 }
 STANDARD = {"collaborative_heads": "none"}
+NO_CROSS = {"no_cross_attention": True, "cross_self_attention": True}
 NOISE = {"quant_noise_pq": 0.1, "quant_noise_pq_block_size": 4}
 DEEP = {**SMALL, "encoder_layers": 3, "key_dim": 6, "attention_shapes": SHAPES}
 
@@ -50,8 +53,24 @@ def test_kept_layers_keep_their_shapes(keep):
         assert torch.equal(resumed.eval()(*batch())[0], pruned(*batch())[0])
 
 
+def test_kept_layers_of_gated_models_and_moving_averages():
+    flags = {**SMALL, "encoder_layers": 3, "key_dim": 6}
+    full = build(**flags)
+    gated = {"encoder_layers_to_keep": "0,2", "head_gates": "encoder"}
+    args = arguments(**flags, **gated)
+    kept = models.build_model(args, Task())
+    average = EMA(kept, EMAConfig())
+    kept.load_state_dict(full.state_dict(), model_cfg=args)
+    average.restore(full.state_dict())
+    for model in (kept, average.get_model()):
+        for new, old in enumerate((0, 2)):
+            assert torch.equal(model.encoder.layers[new].fc1.weight, full.encoder.layers[old].fc1.weight)
+
+
 @pytest.mark.parametrize("arch", ["transformer", "transformer_collab"])
-@pytest.mark.parametrize(("flags", "positions"), [({}, 1024), ({"max_source_positions": 77}, 77)])
+@pytest.mark.parametrize(
+    ("flags", "positions"), [({}, 1024), ({"max_source_positions": 77}, 77), ({"max_source_positions": None}, 1024)]
+)
 def test_building_a_model_completes_its_settings(arch, flags, positions):
     """fairseq's task online_backtranslation reads them."""
     args = arguments(arch, **SMALL, **flags)
@@ -178,6 +197,10 @@ def test_initial_weights_have_the_variance_of_the_authors_code(heads, key_dim, i
         ({"value_heads": 3}, "encoder attention: --value-heads must divide the 2 heads"),
         ({**STANDARD, "value_heads": 1}, "--value-heads 1 is for collaborative heads, .* is none"),
         ({**STANDARD, "attention_content_bias": True}, "--attention-content-bias is for collaborative heads"),
+        ({**NO_CROSS, "mask_heads": "A:1:1"}, "A:1"),
+        ({**NO_CROSS, "collaborative_heads": "cross", "value_heads": 1}, "--value-heads 1 is for collaborative heads"),
+        ({**NO_CROSS, "cross_key_dim": 6}, "--cross-key-dim needs cross-attention"),
+        ({**NO_CROSS, "head_gates": "encoder_cross"}, "--head-gates cross needs cross-attention"),
         ({"kv_heads": 1}, "--kv-heads 1 is for standard heads, but --collaborative-heads is encoder_cross_decoder"),
         ({**STANDARD, "kv_latent_dim": 8, "kv_heads": 1}, "--kv-latent-dim select different attention types"),
         ({"attention_shapes": {"cross.0": {"kv_heads": 1}}}, r"\[cross.0\]: .*'kv_heads'.* collaborative"),
