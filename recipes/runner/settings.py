@@ -104,7 +104,7 @@ def load(recipe: str, config: Optional[str] = None) -> DictConfig:
     folder = ROOT / "recipes" / recipe
     defaults = {"recipe": asdict(Recipe())}
     cfg: Any = OmegaConf.merge(defaults, read_yaml(folder / f"{recipe}.yaml"))
-    cfg.checkpoint.save_dir = MISSING  # given by --output; the file may have one for fairseq-hydra-train
+    of_hydra = OmegaConf.to_container(cfg)["checkpoint"].get("save_dir")  # for fairseq-hydra-train
     if config:
         neighbour = folder / f"{config}.yaml"
         overrides = read_yaml(neighbour if neighbour.is_file() else Path(config))
@@ -112,9 +112,12 @@ def load(recipe: str, config: Optional[str] = None) -> DictConfig:
         for section, value in values.items():
             if not isinstance(value, dict):
                 raise SettingsError(f"{section} in {config} must be a section of settings; got {shown(value)}")
+        if values.get("checkpoint", {}).get("save_dir") not in (None, MISSING, of_hydra):
+            raise SettingsError("checkpoint.save_dir is set by this recipe; give --output")
         reject_missing(cfg, values)
         cfg = OmegaConf.merge(cfg, overrides)
     cfg.pop("hydra", None)
+    cfg.checkpoint.save_dir = MISSING  # given by --output
     return cfg  # type: ignore[no-any-return]
 
 
