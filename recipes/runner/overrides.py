@@ -15,6 +15,7 @@ from .validation import check, first_line
 #: settings that an option of the recipe determines
 SET_BY_OPTIONS = {
     "common.cpu": "--device",
+    "common.amp": "--precision",
     "common.bf16": "--precision",
     "common.user_dir": "--stock or leave it out",
     "checkpoint.save_dir": "--output",
@@ -58,8 +59,6 @@ def merge(cfg: DictConfig, args: Namespace, words: List[str]) -> DictConfig:
     for name, option in SET_BY_OPTIONS.items():  # of an argument, a variant or a YAML file
         if OmegaConf.select(merged, name):
             raise SettingsError(f"{name} is set by this recipe; give {option}")
-    if merged.common.get("amp"):
-        raise SettingsError("common.amp is set by this recipe; give --precision")
     if not any(word.startswith("checkpoint.save_interval_updates=") for word in (*variant_words, *words)):
         _keep_number_of_checkpoints(merged, recipe)
     merged.common.user_dir = None if args.stock else USER_DIR
