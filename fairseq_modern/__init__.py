@@ -76,6 +76,7 @@ AFTER = {
     "fairseq_cli.hydra_train": ("hydra_train.patch", "errors.patch_hydra_train"),
     "fairseq_cli.interactive": ("error_messages.patch",),
     "fairseq_cli.train": (
+        "cpu_training.patch",
         "hydra_train.patch_train",
         "asynchronous_saving.patch",
         "fault_tolerance.patience.patch",

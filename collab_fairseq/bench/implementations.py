@@ -15,7 +15,7 @@ from collab_fairseq.modules.attention import IncrementalAttention, incremental
 from .measure import SEED
 
 #: our implementations → the reference that computes the same function with the same parameters
-SAME_FUNCTION = {"standard-sdpa": "fairseq", "ours": "authors"}
+SAME_FUNCTION = {"standard-sdpa": "fairseq", "ours": "authors", "ours-bmm": "authors"}
 
 
 class AuthorsAttention(IncrementalAttention, CollaborativeAttention):  # type: ignore[misc]
@@ -46,12 +46,13 @@ class AuthorsAttention(IncrementalAttention, CollaborativeAttention):  # type: i
         return super().reorder_incremental_state(incremental_state, new_order, *find)
 
 
-def implementations(embed_dim: int, num_heads: int, key_dim: int, cross: bool) -> Dict[str, nn.Module]:
+def implementations(embed_dim: int, num_heads: int, key_dim: int, cross: bool, on_gpu: bool) -> Dict[str, nn.Module]:
     """All implementations of a layer, in float32 on the CPU; those of :data:`SAME_FUNCTION` have equal parameters.
 
     Args:
         embed_dim, num_heads, key_dim: E, H, D̃k; standard heads have the full key dimension E.
         cross: cross-attention instead of self-attention.
+        on_gpu: also ours with the kernel ``bmm``, the alternative to ``sdpa``.
     """
     torch.manual_seed(SEED)
     standard: Any = incremental(StandardAttention)
@@ -62,9 +63,13 @@ def implementations(embed_dim: int, num_heads: int, key_dim: int, cross: bool) -
         "authors": AuthorsAttention(embed_dim, num_heads, key_dim, cross=cross),
         "ours": collaborative(embed_dim, num_heads, key_dim, cross=cross),
     }
-    for name, reference in SAME_FUNCTION.items():
+    if on_gpu:
+        modules["ours-bmm"] = collaborative(embed_dim, num_heads, key_dim, cross=cross, kernel="bmm")
+    for reference in ("fairseq", "authors"):
         for parameter_name, parameter in modules[reference].named_parameters():
             if parameter_name.endswith("bias"):  # nonzero, to detect a missing bias
                 nn.init.normal_(parameter, std=0.1)
-        modules[name].load_state_dict(modules[reference].state_dict())
+    for name, reference in SAME_FUNCTION.items():
+        if name in modules:
+            modules[name].load_state_dict(modules[reference].state_dict())
     return modules

@@ -116,15 +116,25 @@ def _search(search: Any, batch: Dict[str, Any]) -> None:
         raise UserError(f"every translation of a batch must have {length} tokens; got {lengths}")
 
 
-def train_rows(quick: bool, with_bf16: bool) -> Dict[str, Row]:
-    """The rows of ``collab bench train``; ``with_bf16``: also ours in bfloat16, compared with fairseq in float32."""
+def train_rows(quick: bool, with_bf16: bool, on_gpu: bool) -> Dict[str, Row]:
+    """The rows of ``collab bench train``.
+
+    Args:
+        with_bf16: also ours in bfloat16, compared with fairseq in float32.
+        on_gpu: also base models with eight times as many tokens.
+    """
     # the tiny batch has almost the 4,096 tokens of recipes/multi30k
     sizes = [("base", 64, 32, 128), ("base", 64, 32, 512), ("tiny", 170, 24, 32)]
     if quick:
         sizes = [("base", 3, 6, 4), ("tiny", 3, 6, 4)]
+    fast_sizes = [sizes[0], sizes[-1]]
+    if on_gpu and not quick:
+        large = ("base", 512, 32, 128)
+        sizes.append(large)
+        fast_sizes.append(large)
     cases = [(size, "") for size in sizes]
     modes = [mode for mode in TRAIN_IMPLEMENTATIONS if mode and (with_bf16 or mode != "fast-bf16")]
-    cases += [(size, mode) for size in (sizes[0], sizes[-1]) for mode in modes]
+    cases += [(size, mode) for size in fast_sizes for mode in modes]
     rows: Dict[str, Row] = {}
     for (preset, number, length, key_dim), mode in cases:
         name = f"train/{preset}/{number}x{length}/dk{key_dim}"

@@ -29,11 +29,12 @@ logger = logging.getLogger(__name__)
 
 def rows(what: str, options: Options) -> Dict[str, Row]:
     """Row id → row, for ``layer``, ``decode`` or ``train``."""
+    on_gpu = options.device == "cuda"
     if what == "layer":
-        return layer_rows(options.quick)
+        return layer_rows(options.quick, on_gpu)
     with_bf16 = options.dtype == "float32"
     if what == "train":
-        return train_rows(options.quick, with_bf16)
+        return train_rows(options.quick, with_bf16, on_gpu)
     return {**decode_rows(options.quick), **translate_rows(options.quick, with_bf16)}
 
 

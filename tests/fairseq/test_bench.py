@@ -128,6 +128,19 @@ def test_wrong_implementations_are_not_timed(name, change, message, monkeypatch)
         layers.train(*sizes, QUICK)
 
 
+def test_rows_of_a_gpu_compare_kernels_and_have_large_batches():
+    modules = implementations(16, 2, 8, cross=False, on_gpu=True)
+    assert {name: modules[name].kernel for name in ("ours", "ours-bmm")} == {"ours": "auto", "ours-bmm": "bmm"}
+    inputs = torch.randn(5, 3, 16, generator=torch.Generator().manual_seed(0))
+    ours, bmm, standard = (modules[name](inputs, inputs, inputs)[0] for name in ("ours", "ours-bmm", "fairseq"))
+    assert torch.allclose(ours, bmm, atol=1e-6)
+    assert not torch.allclose(ours, standard, atol=1e-2)  # control
+    for what, row in (("layer", "layer/encoder/512x32/dk128/train"), ("train", "train/base/512x32/dk128/fast")):
+        on_gpu = Options(device="cuda", dtype="bfloat16")
+        assert row in runner.rows(what, on_gpu)
+        assert row not in runner.rows(what, Options())
+
+
 def test_wrong_reordering_of_caches_is_not_timed(monkeypatch):
     sizes = (False, 3, 2, 4, 4, 16, 2)
     assert "ours" in layers.decode(*sizes, QUICK)[0]

@@ -20,6 +20,8 @@ from fairseq_modern.errors import UserError
 from fairseq_modern.fault_tolerance import stopping, workers
 from tests.common import ROOT, free_port, run
 from tests.fairseq import forked
+from tests.fairseq.commands import train_command
+from tests.fairseq.models import SMALL
 
 TWO_RANKS = """
 import gc, os, time
@@ -119,6 +121,8 @@ import sys
 import torch.distributed as dist
 from fairseq.distributed import utils
 from tests.fairseq import forked
+from tests.fairseq.commands import train_command
+from tests.fairseq.models import SMALL
 
 def train(distributed_main, main, port):
     cfg = forked.training_config("checkpoints")
@@ -218,3 +222,23 @@ def test_workers_receive_the_signal_and_their_status_is_returned(default_action)
             raise ProcessExitedException("", error_index=0, error_pid=1, exit_code=status)
         assert status == 1 or stopped.value.code == 75
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+ON_A_GPU_MACHINE = """
+import sys, torch
+torch.cuda.is_available, torch.cuda.current_device = lambda: True, lambda: 0
+from fairseq_cli.train import cli_main
+sys.argv = ["fairseq-train", *sys.argv[1:]]
+cli_main()
+assert torch.cuda.is_available()
+"""
+
+
+def test_training_with_cpu_leaves_gpus_alone(tiny_data, tmp_path):
+    options = {"max_update": 1, "clip_norm": 1.0, "no_save": True, "disable_validation": True, **SMALL}
+    arguments = train_command(tiny_data, tmp_path, **options)[1:]
+    run("python", "-c", ON_A_GPU_MACHINE, *arguments)
+    skipped = {"FAIRSEQ_MODERN_SKIP": "cpu_training"}
+    failed = run("python", "-c", ON_A_GPU_MACHINE, *arguments, env=skipped, check=False)
+    assert failed.returncode != 0
+    assert "Torch not compiled with CUDA" in failed.stderr.splitlines()[-1]  # control

@@ -133,6 +133,22 @@ def test_error_of_sdpa_is_at_most_twice_that_of_bmm(fill, key_dim, keys, dtype, 
         assert relative_errors(results_and_gradients("sdpa", inputs, None), exact)[0] > 0.1  # control
 
 
+@pytest.mark.parametrize("padding", [None, torch.tensor([[False, True], [False, False]])])
+def test_bias_has_the_layout_that_the_memory_efficient_backend_requires(padding, monkeypatch):
+    strides = []
+
+    def attention(query, key, value, bias, *args, **kwargs):
+        strides.append(bias.stride(-1))
+        return value.expand(-1, query.size(1), -1, -1)
+
+    monkeypatch.setattr(sdpa, "scaled_dot_product_attention", attention)
+    layer = CollaborativeAttention(16, 4, 8, content_bias=True, kernel="sdpa")
+    query = torch.ones(2, 2, 16)
+    assert layer.project(query, query).content.stride(-1) == 4  # control
+    layer(query, query, query, key_padding_mask=padding, need_weights=False)
+    assert strides == [1]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float16, 3), (HALF, 3), (SINGLE, 16)])
 def test_memory_efficient_backend_computes_the_layer_on_cuda(dtype, bound, monkeypatch):

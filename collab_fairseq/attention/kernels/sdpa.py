@@ -37,7 +37,7 @@ def attend(query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: floa
     bias = cast_mask(mask, query.dtype)
     if entry.content is not None:
         content = entry.content.unsqueeze(2)
-        bias = content if bias is None else bias + content
+        bias = (content if bias is None else bias + content).contiguous()  # required by the memory-efficient backend
     key, value = entry.key, entry.value
     # on a CPU, fused attention supports heads that share keys and values; on CUDA, only backends without masks do
     grouped = query.device.type == "cpu" and key.size(1) == value.size(1) < query.size(1)
