@@ -46,13 +46,12 @@ class AuthorsAttention(IncrementalAttention, CollaborativeAttention):  # type: i
         return super().reorder_incremental_state(incremental_state, new_order, *find)
 
 
-def implementations(embed_dim: int, num_heads: int, key_dim: int, cross: bool, on_gpu: bool) -> Dict[str, nn.Module]:
+def implementations(embed_dim: int, num_heads: int, key_dim: int, cross: bool) -> Dict[str, nn.Module]:
     """All implementations of a layer, in float32 on the CPU; those of :data:`SAME_FUNCTION` have equal parameters.
 
     Args:
         embed_dim, num_heads, key_dim: E, H, D̃k; standard heads have the full key dimension E.
         cross: cross-attention instead of self-attention.
-        on_gpu: also ours with the kernel ``bmm``, the alternative to ``sdpa``.
     """
     torch.manual_seed(SEED)
     standard: Any = incremental(StandardAttention)
@@ -62,14 +61,12 @@ def implementations(embed_dim: int, num_heads: int, key_dim: int, cross: bool, o
         "standard-sdpa": standard(embed_dim, num_heads, embed_dim, cross=cross, kernel="sdpa"),
         "authors": AuthorsAttention(embed_dim, num_heads, key_dim, cross=cross),
         "ours": collaborative(embed_dim, num_heads, key_dim, cross=cross),
+        "ours-bmm": collaborative(embed_dim, num_heads, key_dim, cross=cross, kernel="bmm"),
     }
-    if on_gpu:
-        modules["ours-bmm"] = collaborative(embed_dim, num_heads, key_dim, cross=cross, kernel="bmm")
     for reference in ("fairseq", "authors"):
         for parameter_name, parameter in modules[reference].named_parameters():
             if parameter_name.endswith("bias"):  # nonzero, to detect a missing bias
                 nn.init.normal_(parameter, std=0.1)
     for name, reference in SAME_FUNCTION.items():
-        if name in modules:
-            modules[name].load_state_dict(modules[reference].state_dict())
+        modules[name].load_state_dict(modules[reference].state_dict())
     return modules

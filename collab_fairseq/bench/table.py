@@ -19,7 +19,7 @@ LABELS = {
     "fairseq-sentence": "(a') fairseq per sentence",  # in records only: keys and values cached once per sentence
     "fairseq-bf16": "(a) fairseq in bf16",
     "none": "ours with `none`",  # whole models with standard heads in our layers
-    "ours-bmm": "ours with kernel `bmm`",  # on a GPU
+    "ours-bmm": "ours with kernel `bmm`",
     "standard-sdpa": "(b) standard, SDPA",  # standard heads with torch's scaled_dot_product_attention
     "standard": "(c) standard, same key dimension",  # in records only: standard heads at our key dimension
     # collaborative heads as in the paper's code: the mixed keys of all heads are stored and cached

@@ -7,9 +7,9 @@
     collab bench table layer.json decode.json train.json [--rows ...] [--output README.md --marker speed] [--check]
 
 The implementations are fairseq's multi-head attention, standard heads with torch's fused attention (SDPA),
-collaborative heads as in the paper's code (einsum), and ours. All run in one process, in interleaved rounds; layers
-that compute the same function are compared first. The table shows ratios; the record and the log also have seconds and
-bytes. --quick runs tiny models for a few seconds, to test that everything runs; its numbers are meaningless.
+collaborative heads as in the paper's code (einsum), and ours; layers also with ours in the kernel bmm. All run in one
+process, in interleaved rounds; layers that compute the same function are compared first. The table shows ratios; the
+record and the log also have seconds and bytes. --quick runs tiny models for a few seconds, to test that everything runs; its numbers are meaningless.
 
 Rows (width 512, 8 heads; tiny: 128, 4; N sentences, T target positions, S source positions, key dimension D):
 
@@ -22,7 +22,7 @@ Rows (width 512, 8 heads; tiny: 128, 4; N sentences, T target positions, S sourc
                                      .../fast-memory: peak memory
 
 Rows .../bf16 and .../fast-bf16 compare bfloat16 with float32 and exist only with --dtype float32. On a GPU,
-layers are also compared with the kernel bmm, and layer and train have additional rows with eight times as many tokens.
+layer and train have additional rows with eight times as many tokens.
 """
 
 import argparse

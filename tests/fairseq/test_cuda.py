@@ -101,7 +101,7 @@ def test_training_losses_equal_those_on_the_cpu(precision, tiny_data, tmp_path):
     ours = [*train_command(tiny_data, tmp_path / "gpu", **{**options, **fast}), *precision]
     losses = []
     for command in (theirs, [word for word in ours if word != "--cpu"]):
-        done = run(*command, fresh=True)  # a forked process cannot use CUDA
+        done = run(*command, fresh=True)  # CUDA must not be used before a fork
         losses.append([float(json.loads(x)["loss"]) for x in re.findall(r"train_inner \| (\{.*\})", done.stdout)])
     assert losses[1] == pytest.approx(losses[0], rel=1e-3 if not precision else 0.03)
     assert losses[1] != losses[0] or not precision  # control: the flag has an effect
