@@ -9,7 +9,8 @@
 The implementations are fairseq's multi-head attention, standard heads with torch's fused attention (SDPA),
 collaborative heads as in the paper's code (einsum), and ours; layers also with ours in the kernel bmm. All run in one
 process, in interleaved rounds; layers that compute the same function are compared first. The table shows ratios; the
-record and the log also have seconds and bytes. --quick runs tiny models for a few seconds, to test that everything runs; its numbers are meaningless.
+record and the log also have seconds and bytes. --quick runs tiny models for a few seconds, to test that everything
+runs; its numbers are meaningless.
 
 Rows (width 512, 8 heads; tiny: 128, 4; N sentences, T target positions, S source positions, key dimension D):
 
