@@ -3,9 +3,7 @@
 Check: the training run has `--cpu`. While it runs, torch reports that no GPU is available.
 """
 
-import contextlib
 from types import ModuleType
-from typing import Iterator
 
 import torch
 
@@ -17,16 +15,10 @@ def patch(module: ModuleType) -> None:
 
     @wrap(module)
     def main(original, cfg, **options):
-        with without_gpus() if cfg.common.cpu else contextlib.nullcontext():
+        is_available = torch.cuda.is_available
+        if cfg.common.cpu:
+            torch.cuda.is_available = lambda: False
+        try:
             return original(cfg, **options)
-
-
-@contextlib.contextmanager
-def without_gpus() -> Iterator[None]:
-    """`torch.cuda.is_available` returns False."""
-    original = torch.cuda.is_available
-    torch.cuda.is_available = lambda: False
-    try:
-        yield
-    finally:
-        torch.cuda.is_available = original
+        finally:
+            torch.cuda.is_available = is_available

@@ -63,7 +63,7 @@ def implementations(embed_dim: int, num_heads: int, key_dim: int, cross: bool) -
         "ours": collaborative(embed_dim, num_heads, key_dim, cross=cross),
         "ours-bmm": collaborative(embed_dim, num_heads, key_dim, cross=cross, kernel="bmm"),
     }
-    for reference in ("fairseq", "authors"):
+    for reference in dict.fromkeys(SAME_FUNCTION.values()):
         for parameter_name, parameter in modules[reference].named_parameters():
             if parameter_name.endswith("bias"):  # nonzero, to detect a missing bias
                 nn.init.normal_(parameter, std=0.1)
