@@ -61,7 +61,8 @@ class Shortlist(EnsembleModel):  # type: ignore[misc]
         """Log-probabilities (R, V) of one model, in memory that all steps share; attention."""
         decoder: Any = self.single_model.decoder
         features, extra = decoder(tokens, encoder_out=source, incremental_state=incremental_state, features_only=True)
-        features, weight = features[:, -1], decoder.output_projection.weight
+        weight = decoder.output_projection.weight
+        features = features[:, -1].to(weight.dtype)  # under autocast, a last linear layer has another dtype
         shape = (features.size(0), weight.size(0))
         size = shape[0] * shape[1]
         memory = self._logits

@@ -8,7 +8,9 @@ import shlex
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, Optional
+
+from omegaconf import DictConfig
 
 from collab_fairseq import checkpoints
 from collab_fairseq.records.files import write_bytes, write_json
@@ -254,19 +256,31 @@ def export(run: Path, data_bin: Path, model: Path) -> None:
         ) from error
 
 
+def blind_source(cfg: DictConfig, corpus: Optional[str], name: str) -> Optional[Path]:
+    """The text of a set without references, if it is available.
+
+    Args:
+        corpus: downloaded corpus; default: `recipe.blind_sources`.
+    """
+    folder = corpus or cfg.recipe.blind_sources
+    source = Path(folder, f"{name}.{cfg.task.source_lang}.gz") if folder else None
+    return source if source and source.is_file() else None
+
+
+def blind_translations(folder: Path, cfg: DictConfig, name: str) -> Path:
+    """The file of translations of a set without references, in the folder of a run."""
+    return folder / "hypotheses" / f"{name}.{cfg.task.target_lang}.gz"
+
+
 def translate_blind(run: RecipeRun, name: str) -> None:
     """Translate a set without references with the exported model, if its text is available."""
-    task, folder = run.cfg.task, run.corpus or run.recipe.blind_sources
-    translations = run.output / "hypotheses" / f"{name}.{task.target_lang}.gz"
+    translations, source = blind_translations(run.output, run.cfg, name), blind_source(run.cfg, run.corpus, name)
     if translations.is_file():
         logger.info("translating %s: already done", name)
         return
-    if not folder:
-        logger.info("not translating %s: its text needs %s", name, run.recipe.source_option)
-        return
-    source = Path(folder, f"{name}.{task.source_lang}.gz")
-    if not source.is_file():
-        logger.info("not translating %s: there is no %s", name, source)
+    if not source:
+        file, option = f"{name}.{run.cfg.task.source_lang}.gz", run.recipe.source_option
+        logger.info("not translating %s: there is no %s (%s names its folder)", name, file, option)
         return
     logger.info("translating %s", name)
     device = "cuda" if run.machine.device == "gpu" else "cpu"

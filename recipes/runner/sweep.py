@@ -21,6 +21,7 @@ from fairseq_modern.errors import UserError
 from fairseq_modern.files import CHECKSUMS
 
 from .data import fingerprint
+from .evaluation import blind_source, blind_translations
 from .folder import check_output, check_settings, kept_settings
 from .machine import find_gpus
 from .overrides import shell_words
@@ -66,7 +67,7 @@ def sweep(
         return
     unfinished = {}
     for name, command in runs.items():
-        if is_finished(output / name, bool(cfg.recipe.blind)):
+        if is_finished(output / name, cfg, args.corpus):
             logger.info("%s: already done", name)
         else:
             unfinished[name] = command
@@ -85,10 +86,18 @@ def sweep(
             raise UserError(f"not finished: {', '.join(failed)}; the same command resumes")
 
 
-def is_finished(folder: Path, publishes: bool) -> bool:
-    """Whether a run has its record and, if it `publishes` a model, the model folder. A copied record is enough."""
-    is_copy = not (folder / "averaged.pt").exists()
-    return (folder / "record.json").is_file() and (is_copy or not publishes or (folder / "model").is_dir())
+def is_finished(folder: Path, cfg: DictConfig, corpus: Optional[str]) -> bool:
+    """Whether a run has its record, model folder and blind translations. Of a copied run, the record is enough.
+
+    Args:
+        corpus: see `blind_source`.
+    """
+    if not (folder / "record.json").is_file():
+        return False
+    if not (folder / "averaged.pt").exists() or not cfg.recipe.blind:
+        return True
+    missing = [name for name in cfg.recipe.blind if not blind_translations(folder, cfg, name).is_file()]
+    return (folder / "model").is_dir() and not any(blind_source(cfg, corpus, name) for name in missing)
 
 
 def check_existing(folder: Path, settings: Dict[str, Any], data: Path) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, List
 
 from runner.cli import show_messages
+from runner.folder import keep_settings
 from runner.options import Parser
 from runner.process import run_logged, start
 from runner.settings import PYTHON, ROOT
@@ -84,7 +85,7 @@ def run(*command: Any, **options: Any) -> None:
 
 
 def make_miniature(args: argparse.Namespace, miniature: Path) -> None:
-    miniature.parent.mkdir(parents=True, exist_ok=True)
+    keep_settings(miniature.parent, {"--train": args.train, "--test": args.test})
     if not miniature.is_dir():
         logger.info("making a miniature of wmt16_en_de.tar.gz")
         sizes = ["--train", args.train, "--valid", args.test, "--test", args.test]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fairseq import search
-from fairseq.sequence_generator import SequenceGenerator
+from fairseq.sequence_generator import EnsembleModel, SequenceGenerator
 from fairseq.tasks import FairseqTask
 from omegaconf import OmegaConf
 
@@ -97,6 +97,22 @@ def test_supports_ensembles_other_output_layers_and_attention(shortlists):
         assert same(ours, hypotheses(SequenceGenerator, models, sample_of()))
     assert ours[0][0]["attention"].numel() > 0
     assert len(shortlists) == 4
+
+
+def test_supports_autocast_with_a_projection_before_the_vocabulary():
+    model = build(**SMALL, share_all_embeddings=False, decoder_output_dim=12).eval()
+    ours, theirs = Shortlist([model], len(DICTIONARY) - shortlist.SPECIAL), EnsembleModel([model])
+
+    def lprobs(ensemble, autocast):
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            source = ensemble.forward_encoder(sample_of()["net_input"])
+            return ensemble.forward_decoder(torch.full((7, 1), 2), source, [{}])[0]
+
+    expected, rounded = lprobs(theirs, False), lprobs(theirs, True)
+    listed = lprobs(ours, True)
+    listed = torch.empty_like(listed).scatter(1, ours.entries, listed)
+    assert 0 < (rounded - expected).abs().max() < 0.1
+    assert 0 < (listed - expected).abs().max() < 0.1
 
 
 def test_drops_hypotheses_with_nan_scores(monkeypatch, shortlists):

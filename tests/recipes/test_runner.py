@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from omegaconf import OmegaConf
 from runner import machine, sweep
 from runner.folder import keep_settings, kept_settings, locked
 from runner.machine import Gpus, Machine
@@ -189,12 +190,30 @@ def test_stopped_sweep_waits_until_its_runs_have_saved(tmp_path):
     assert all(file.exists() for file in saved)
 
 
-def test_a_sweep_finishes_the_model_folder_of_an_interrupted_run(tmp_path):
-    assert not sweep.is_finished(tmp_path, publishes=False)
-    (tmp_path / "record.json").touch()
-    assert sweep.is_finished(tmp_path, publishes=True)  # a copied record
-    (tmp_path / "averaged.pt").touch()
-    assert not sweep.is_finished(tmp_path, publishes=True)
-    assert sweep.is_finished(tmp_path, publishes=False)
-    (tmp_path / "model").mkdir()
-    assert sweep.is_finished(tmp_path, publishes=True)
+def test_a_sweep_finishes_model_and_translations_of_an_interrupted_run(tmp_path):
+    run, corpus = tmp_path / "run", tmp_path / "corpus"
+    run.mkdir()
+    corpus.mkdir()
+    recipe = {"blind": ["unseen"], "blind_sources": None}
+    cfg = OmegaConf.create({"recipe": recipe, "task": {"source_lang": "en", "target_lang": "de"}})
+    without_blind = OmegaConf.merge(cfg, {"recipe": {"blind": []}})
+
+    def finished(settings=cfg, source=str(corpus)):
+        return sweep.is_finished(run, settings, source)
+
+    assert not finished(without_blind)
+    (run / "record.json").touch()
+    assert finished()  # a copied record
+    (run / "averaged.pt").touch()
+    assert not finished()
+    assert finished(without_blind)
+    (run / "model").mkdir()
+    assert finished()  # the text is not available
+    (corpus / "unseen.en.gz").touch()
+    assert not finished()
+    assert finished(source=None)
+    cfg.recipe.blind_sources = str(corpus)
+    assert not finished(source=None)
+    (run / "hypotheses").mkdir()
+    (run / "hypotheses" / "unseen.de.gz").touch()
+    assert finished()

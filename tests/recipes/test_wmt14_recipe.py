@@ -14,7 +14,7 @@ from runner.machine import START_ON_NODE
 from collab_fairseq import checkpoints
 from collab_fairseq.records.rows import load_run
 from fairseq_modern.errors import UserError
-from tests.common import ROOT, run
+from tests.common import ROOT, rejected, run
 from tests.fairseq import forked
 
 RECIPES = ROOT / "recipes"
@@ -43,6 +43,14 @@ def rehearsed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("rehearsal") / "run"
     small = ["--updates", 10, "--train", 320, "--test", 10, "--runs", "none:64 encoder_cross_decoder:16"]
     return folder, run("bash", WMT14 / "rehearse.sh", "--output", folder, *small, timeout=900, fresh=True)
+
+
+def test_rehearsal_rejects_other_sizes_of_its_corpus(tmp_path):
+    (tmp_path / "settings.yaml").write_text("--train: 320\n--test: 10\n")
+    sizes = ["--train", 640, "--test", 10]
+    done = run("bash", WMT14 / "rehearse.sh", "--output", tmp_path, *sizes, check=False)
+    rejected(done, "--train 320 (requested: 640)")
+    assert [path.name for path in tmp_path.iterdir()] == ["settings.yaml"]
 
 
 NAMES = ["none-dk64-s1-u10", "encoder_cross_decoder-dk16-s1-u10"]
