@@ -41,7 +41,7 @@ def load(path: PathLike) -> Dict[str, Any]:
     if not os.path.exists(name):
         raise UserError(f"there is no checkpoint {name}")
     if not os.path.isfile(name):  # reading a device or a pipe might never end
-        file_type = "a directory" if os.path.isdir(name) else "not a regular file"
+        file_type = "a folder" if os.path.isdir(name) else "not a regular file"
         raise UserError(f"{name} must be a checkpoint file; got {file_type}")
     return loading.load_dictionary(name, map_location="cpu")  # type: ignore[no-any-return]
 
@@ -123,7 +123,7 @@ def select_checkpoints(directory: PathLike, kind: str, wanted: int, upper_bound:
     """
     folder = os.fspath(directory)
     if not os.path.isdir(folder):
-        raise UserError(f"{folder} must be the folder with the {kind} checkpoints; it is not a directory")
+        raise UserError(f"{folder} must be the folder with the {kind} checkpoints; it is not a folder")
     candidates = []
     for name in os.listdir(folder):
         match = _NAMES[kind].fullmatch(name)

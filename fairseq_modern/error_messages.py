@@ -86,7 +86,7 @@ def build_model(error: Exception, cfg: Any, *_: Any) -> Optional[str]:
 def setup_task(error: Exception, cfg: Any) -> Optional[str]:
     expected = "the data folder must be the --destdir of fairseq-preprocess"
     if str(error).startswith("Could not infer language pair"):
-        return f"{expected}; got {cfg.data}, which holds no binarised data"
+        return f"{expected}; got {cfg.data}, which contains no binarised data"
     if isinstance(error, OSError) and error.filename is not None:
         return f"{expected}; got {error.filename} ({error.strerror})"
     return None

@@ -155,7 +155,7 @@ def _mean_losses(rows: Mapping[str, _Row], reference: str) -> Dict[str, Dict[int
     base = rows[reference].curves if reference else {}
     for label, row in rows.items():
         seeds = [seed for seed in row.curves if not reference or seed in base]
-        if label == reference or not seeds:
+        if (reference and label == reference) or not seeds:
             continue
         compared = [*(row.curves[seed] for seed in seeds), *(base[seed] for seed in seeds if reference)]
         updates = sorted(set.intersection(*map(set, compared)))

@@ -18,7 +18,7 @@ def check_writable(*paths: Optional[PathLike]) -> None:
         if not os.path.isdir(folder):
             raise UserError(f"cannot write {name}: there is no folder {folder}")
         if os.path.exists(name) and not os.path.isfile(name):
-            kind = "a directory" if os.path.isdir(name) else "not a regular file"
+            kind = "a folder" if os.path.isdir(name) else "not a regular file"
             raise UserError(f"cannot write {name}: it is {kind}")
         try:  # permissions do not reveal read-only disks and quotas
             tempfile.TemporaryFile(dir=folder).close()

@@ -71,7 +71,7 @@ def interval_cell(
     names = [f"{run['name']} ({test})" for side in sides for run in side]
     scored = [[evaluation(run, test, metric) for run in side] for side in sides]
     limits, with_sentences = over_seeds(*scored, metric=metric, names=names)
-    shown, low, high = (f"{number:{sign}.{decimals}f}" for number in limits)
+    shown, low, high = (f"{round(number, decimals) + 0.0:{sign}.{decimals}f}" for number in limits)  # no -0.00
     if len(pairs) > 1:
         seeds_only.update([] if with_sentences else [metric])
         shown += f" [{low}, {high}]"

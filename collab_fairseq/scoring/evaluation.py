@@ -157,7 +157,9 @@ def _add_sacrebleu(evaluation: Evaluation, log: GenerateLog, raw: Optional[List[
     others, other_rows = bleu.other_metrics(hypotheses, raw)
     evaluation.scores += [replace(each, compared=f"{form}; references: {name}") for each in (score, *others)]
     if text.looks_tokenised(raw):
-        evaluation.remarks.append(f"{name} must be raw text for sacreBLEU, chrF, chrF++ and TER, but looks tokenised")
+        evaluation.remarks.append(
+            f"{name} must be raw text for sacreBLEU, chrF, chrF++ and TER; got text that looks tokenised"
+        )
     if text.lower_cased(log.hypotheses, raw):
         evaluation.remarks.append(
             "hardly any hypothesis has a capital letter, but most references do: only TER ignores case"

@@ -104,7 +104,7 @@ def _read(name: str, content: bytes, sentences: DefaultDict[int, _Sentence]) -> 
             raise UserError(f"{name}, line {line_number}: must be UTF-8 ({error.reason})") from error
         except ValueError:
             raise UserError(
-                f"{name}, line {line_number}: must be `{letter}-{number}<tab>score<tab>text`; got {raw[:80].decode()!r}"
+                f"{name}, line {line_number}: must be `{letter}-{number}<tab>score<tab>text`; got {raw.decode()[:80]!r}"
             ) from None
     if not languages and len(dictionaries) == 2:
         languages = dictionaries[1:]

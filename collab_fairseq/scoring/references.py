@@ -11,7 +11,7 @@ from collab_fairseq.scoring import bleu, text
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import PathLike
 
-#: the content of a gzipped file may have at most this many times its size, or this many bytes if that is more
+#: a gzipped file may unpack to at most this many times its size or this many bytes, whichever is larger
 _MAX_RATIO, _MIN_LIMIT = 20, 1 << 30
 
 
@@ -26,7 +26,7 @@ class RawScore(NamedTuple):
 def read_content(path: PathLike, what: str) -> bytes:
     """The bytes of a file, decompressed if gzipped; ``what`` names its content in errors."""
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
-        raise UserError(f"{what} {os.fspath(path)} must be a regular file, which is read more than once; got a pipe")
+        raise UserError(f"{what} {os.fspath(path)} must be a regular file, because it is read twice; got a pipe")
     try:
         with open(path, "rb") as stream:
             content = stream.read()
@@ -57,8 +57,8 @@ def check_number(lines: Sized, hypotheses: Sized, name: str) -> None:
     """Raise UserError unless there is one line (a reference or a source) per hypothesis; ``name`` names the lines."""
     if len(lines) != len(hypotheses):
         raise UserError(
-            f"{name} must have {len(hypotheses)} lines, one per hypothesis; got {len(lines)}: it belongs to another "
-            "test set"
+            f"{name} must have {len(hypotheses)} lines, one per hypothesis; got {len(lines)}: lines are missing, "
+            "or it belongs to a different test set"
         )
 
 

@@ -127,7 +127,7 @@ def score(trained: TrainedModel, split: str, references: Optional[PathLike] = No
         lines = read_lines(references)[: options.get("sentences")]
         name = os.fspath(references)
         if looks_tokenised(lines):
-            logger.warning("%s must be raw text for sacreBLEU, but looks tokenised", name)
+            logger.warning("%s must be raw text for sacreBLEU; got text that looks tokenised", name)
     return score_raw(hypotheses, lines, language, tokenised, name)
 
 

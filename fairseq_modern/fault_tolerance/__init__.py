@@ -1,4 +1,4 @@
-"""Fault tolerance: training runs can be stopped, killed, run out of memory, and resume with other settings.
+"""Fault tolerance: stopped and killed training runs resume, also with different settings.
 
 Off by default. A --user-dir enables it with `enable()`, and the environment variable FAIRSEQ_MODERN_FAULT_TOLERANCE=1
 enables it for any run; FAIRSEQ_MODERN_FAULT_TOLERANCE=0 disables it in any case. The wrapped functions of fairseq check

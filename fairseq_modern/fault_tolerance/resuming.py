@@ -261,5 +261,5 @@ def patch_trainer(module: ModuleType) -> None:
         if fault_tolerance.is_on() and not module.PathManager.isfile(filename):
             default = os.path.join(self.cfg.checkpoint.save_dir, f"checkpoint_last{self.checkpoint_suffix}.pt")
             if os.path.abspath(filename) != os.path.abspath(default):
-                raise UserError(f"there is no checkpoint {filename} (--restore-file)")
+                raise UserError(f"there is no checkpoint {filename} (--restore-file or --continue-once)")
         return original(self, filename, *args, **options)

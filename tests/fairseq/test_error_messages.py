@@ -97,7 +97,7 @@ MISTAKES = {
         rf"--key-dim is 4, but 6 in --attention-from {SAVED}; leave out --key-dim",
     ),
     "no data folder": (train(data="nowhere"), r"the data folder must be .* got nowhere \(No such file .*"),
-    "text instead of data": (train(data="conf"), "the data .* got conf, which holds no binarised data"),
+    "text instead of data": (train(data="conf"), "the data .* got conf, which contains no binarised data"),
     "no train split": (train(data="no train"), "no train has no split 'train'; its splits are test, valid"),
     "--save-dir below a file": (
         train(save_dir="file/below"), r"cannot write to --save-dir file/below \(Not a directory\)",

@@ -101,7 +101,7 @@ def test_tokenised_data_bin_is_detokenised_for_sacrebleu(trained, tmp_path, monk
     for lines, is_raw in ((scored.hypotheses, True), (tokens, False)):
         (tmp_path / "file").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         assert (score(trained, "test", tmp_path / "file").bleu.score > 99) == is_raw
-        assert ("file must be raw text for sacreBLEU, but looks tokenised" in caplog.text) != is_raw
+        assert ("file must be raw text for sacreBLEU; got text that looks tokenised" in caplog.text) != is_raw
 
 
 #: orders of imports, each in a new Python process

@@ -37,7 +37,7 @@ def test_rejects_truncated_checkpoint_in_one_line(tmp_path, share):
 
 
 @pytest.mark.parametrize(
-    ("path", "message"), [("absent.pt", "no checkpoint"), (".", "directory"), ("/dev/zero", "zero")]
+    ("path", "message"), [("absent.pt", "no checkpoint"), (".", "a folder"), ("/dev/zero", "zero")]
 )
 def test_rejects_paths_that_are_not_regular_files(tmp_path, path, message):
     with pytest.raises(UserError, match=message):
@@ -202,5 +202,5 @@ def test_selects_the_newest_checkpoints_within_the_bound(folder, choice, expecte
 def test_rejects_a_selection_with_too_few_checkpoints(folder):
     with pytest.raises(UserError, match=r"at least 3 epoch checkpoints up to epoch 10; got 2: checkpoint10"):
         checkpoints.select_checkpoints(folder, "epoch", 3, 10)
-    with pytest.raises(UserError, match="not a directory"):
+    with pytest.raises(UserError, match="not a folder"):
         checkpoints.select_checkpoints(folder / "checkpoint9.pt", "update", 1)

@@ -141,6 +141,7 @@ def test_only_newlines_end_lines(tmp_path, inside):
         (["S-0\tsource", "T-0\tref"], "log: no hypotheses"),
         (log_lines(GUESS, RAW) + log_lines(RAW, RAW), "id 0 was translated 2 times with different results"),
         ([*log_lines(GUESS, RAW), "H-4\t-0.5"], "line 21: must be `H-4<tab>score<tab>text`"),
+        ([*log_lines(GUESS, RAW), f"H-4\t{'日本語' * 20}"], "line 21: must be `H-4<tab>score<tab>text`"),
         (log_lines(GUESS, RAW) + log_lines(GUESS[:1], start=9), r"5 of 10 sentences have no D- lines \(ids 4, 5, 6"),
         (["S-0\tok", "H-0\t-1\t\udcff"], "line 2: must be UTF-8"),
     ],
@@ -186,7 +187,7 @@ def test_detokenises_for_sacrebleu_chrf_and_ter(tmp_path):
     assert scores["TER"].score == pytest.approx(TER().corpus_score(guess, [raw]).score)
     assert 0 < scores["TER"].score < 30
 
-    remark = "test.de must be raw text for sacreBLEU, chrF, chrF++ and TER, but looks tokenised"
+    remark = "test.de must be raw text for sacreBLEU, chrF, chrF++ and TER; got text that looks tokenised"
     assert remark not in result.remarks
     assert remark in evaluate([log], write(tmp_path / "test.de", tokens(raw))).remarks
 

@@ -29,7 +29,7 @@ COMMANDS = [
 def test_rejects_unwritable_output_first(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken.svg").mkdir()
-    targets = {"nowhere/r.svg": f"there is no folder {tmp_path / 'nowhere'}", "taken.svg": "it is a directory"}
+    targets = {"nowhere/r.svg": f"there is no folder {tmp_path / 'nowhere'}", "taken.svg": "it is a folder"}
     if os.path.isdir(READ_ONLY):
         targets[f"{READ_ONLY}/r.svg"] = f"cannot create files in {READ_ONLY} ("
     for target, reason in targets.items():
