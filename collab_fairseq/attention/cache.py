@@ -21,6 +21,8 @@ from typing import Callable, NamedTuple, Optional, Tuple
 import torch
 from torch import Tensor
 
+from .masks import AttentionMask
+
 
 class KeyValue(NamedTuple):
     """Projected keys and values: returned by :meth:`.AttentionLayer.project`, read by :meth:`.AttentionLayer.attend`.
@@ -76,11 +78,14 @@ class Cache(NamedTuple):
         entry: N rows of keys and values.
         padding: (N, S), True for padding; None without padding.
         beams: B consecutive hypotheses read the same row of a source; 1 for a target prefix.
+        mask: the padding of a source as :func:`.masks.combine` returns it, so that steps need not repeat that; None
+            for a target prefix. ``padding`` is then None.
     """
 
     entry: KeyValue
     padding: Optional[Tensor] = None
     beams: int = 1
+    mask: Optional[AttentionMask] = None
 
     def append(self, new: KeyValue, padding: Optional[Tensor] = None) -> "Cache":
         """Append the key positions of ``new``, with their padding (N, new positions) or None."""
@@ -92,7 +97,8 @@ class Cache(NamedTuple):
     def select(self, rows: Tensor, beams: int = 1) -> "Cache":
         """Select rows (N', ), each read by ``beams`` hypotheses."""
         padding = self.padding.index_select(0, rows) if self.padding is not None else None
-        return Cache(_apply(lambda part: part.index_select(0, rows), self.entry), padding, beams)
+        mask = self.mask.select(rows) if self.mask is not None else None
+        return Cache(_apply(lambda part: part.index_select(0, rows), self.entry), padding, beams, mask)
 
 
 #: rows to select and beams per row, or None if nothing changes

@@ -1,7 +1,7 @@
 """The base of all attention layers: projections, masks, beams, the output, and the calls that models use."""
 
 import math
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, Callable, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from .attention_type import AttentionType, check_groups
 from .cache import Attended, KeyValue, repeat_kv
 from .kernels import check_name
-from .masks import combine, multiply_heads
+from .masks import AttentionMask, combine, multiply_heads
 from .projections import is_seq_first, linear
 
 #: see :meth:`AttentionLayer.reset_parameters`
@@ -184,7 +184,7 @@ class AttentionLayer(AttentionType, nn.Module):
         self,
         query: Tensor,
         entry: KeyValue,
-        key_padding_mask: Optional[Tensor] = None,
+        key_padding_mask: Union[Tensor, AttentionMask, None] = None,
         need_weights: bool = True,
         attn_mask: Optional[Tensor] = None,
         average_attn_weights: bool = True,
@@ -198,7 +198,7 @@ class AttentionLayer(AttentionType, nn.Module):
         Args:
             query: (R, T, E). R is N, or N · B if B consecutive rows (beams) read the same row of the entry.
             entry: N rows of keys and values, from :meth:`project`.
-            key_padding_mask: (N, S), boolean (True: padding) or additive.
+            key_padding_mask: (N, S), boolean (True: padding) or additive; or what :func:`.masks.combine` made of it.
             need_weights: also return the attention weights.
             attn_mask: (T, S), (N·H, T, S) or (N, H, T, S), boolean (True: hidden) or additive; not with beams.
             average_attn_weights: average the returned weights over heads.
@@ -259,7 +259,7 @@ class AttentionLayer(AttentionType, nn.Module):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        key_padding_mask: Optional[Tensor] = None,
+        key_padding_mask: Union[Tensor, AttentionMask, None] = None,
         need_weights: bool = True,
         attn_mask: Optional[Tensor] = None,
         average_attn_weights: bool = True,

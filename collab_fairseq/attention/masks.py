@@ -1,7 +1,7 @@
 """Attention masks as in ``torch.nn.MultiheadAttention``, combined into one additive mask; multipliers on heads."""
 
 import math
-from typing import List, NamedTuple, Optional, Tuple
+from typing import List, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -22,9 +22,14 @@ class AttentionMask(NamedTuple):
     additive: Tensor
     hidden: Optional[Tensor]
 
+    def select(self, rows: Tensor) -> "AttentionMask":
+        """The mask of some of the N rows, (N', )."""
+        hidden = self.hidden.index_select(0, rows) if self.hidden is not None else None
+        return AttentionMask(self.additive.index_select(0, rows), hidden)
+
 
 def combine(
-    key_padding_mask: Optional[Tensor],
+    key_padding_mask: Union[Tensor, AttentionMask, None],
     attn_mask: Optional[Tensor],
     is_causal: bool,
     shape: Tuple[int, int, int, int],
@@ -33,7 +38,8 @@ def combine(
     """Combine all masks into one. Returns None if there is no mask.
 
     Args:
-        key_padding_mask: (N, S), boolean (True: padding) or additive.
+        key_padding_mask: (N, S), boolean (True: padding) or additive; or an earlier result for it, if there is
+            no other mask.
         attn_mask: (T, S), (N·H, T, S) or (N, H, T, S), boolean (True: hidden) or additive.
         is_causal: position t sees keys up to t; only a hint if ``attn_mask`` is given, as in torch.
         shape: (N, H, T, S).
@@ -41,8 +47,13 @@ def combine(
             fill values such as −1e8 are preserved.
 
     Raises:
-        ValueError: a mask has an invalid shape or an integer dtype, or ``is_causal`` is used with T ≠ S.
+        ValueError: a mask has an invalid shape or an integer dtype, ``is_causal`` is used with T ≠ S, or there is
+            another mask besides an earlier result.
     """
+    if isinstance(key_padding_mask, AttentionMask):
+        if attn_mask is not None or is_causal:
+            raise ValueError("a combined key_padding_mask must be the only mask; got attn_mask or is_causal as well")
+        return key_padding_mask
     rows, heads, query_len, key_len = shape
     masks: List[Tensor] = []
     if attn_mask is not None:

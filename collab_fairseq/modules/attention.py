@@ -14,6 +14,7 @@ from torch import Tensor
 
 from collab_fairseq.attention.attention_types import ATTENTION_TYPES, layer_at
 from collab_fairseq.attention.cache import Cache, KeyValue, SourceRows, source_rows
+from collab_fairseq.attention.masks import combine
 
 from .gates import HeadGates
 from .heads import parse_heads
@@ -105,10 +106,10 @@ class IncrementalAttention(FairseqIncrementalState):
             keys = queries if key is query else key.transpose(0, 1)
             values = keys if value is key else value.transpose(0, 1)
             queries, entry = self._project(queries, keys, values)
-            if self.cross and incremental_state is not None:  # contiguous, since every step reads it
-                entry = KeyValue(entry.key.contiguous(), entry.value.contiguous(), entry.content)
             if cache is None:
                 cache = Cache(entry, key_padding_mask, query.size(1) // max(1, key.size(1)))
+                if self.cross and incremental_state is not None:
+                    cache = self._for_every_step(cache)
             else:
                 cache = cache.append(entry, key_padding_mask)
             if incremental_state is not None:
@@ -116,7 +117,7 @@ class IncrementalAttention(FairseqIncrementalState):
         output, weights = self.attend(
             queries,
             cache.entry,
-            cache.padding,
+            cache.padding if cache.mask is None else cache.mask,
             need_weights or need_head_weights,
             attn_mask,
             average_attn_weights=not need_head_weights,
@@ -128,6 +129,13 @@ class IncrementalAttention(FairseqIncrementalState):
             weights = weights.transpose(0, 1)
         # fairseq's memory layout: residual dropout then draws the same mask as in fairseq's transformer
         return output.transpose(0, 1).contiguous(), weights
+
+    def _for_every_step(self, source: Cache) -> Cache:
+        """Do once what every decoding step would repeat: store keys and values contiguously, combine the mask."""
+        key, value, content = source.entry
+        shape = (value.size(0), self.num_heads, 1, value.size(2))
+        mask = combine(source.padding, None, False, shape, like=value)
+        return Cache(KeyValue(key.contiguous(), value.contiguous(), content), None, source.beams, mask)
 
     def reorder_incremental_state(
         self,

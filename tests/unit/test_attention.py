@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from collab_fairseq.attention import CollaborativeAttention, LatentAttention
+from collab_fairseq.attention.masks import AttentionMask, combine
 from tests.common import DEVICES, FLOAT64
 from tests.unit.attention_cases import ATTENTION_TYPES, LAYERS, E, H, T, build, inputs, masks, reference
 
@@ -104,6 +105,23 @@ def test_changed_projections_are_called(attention_type, name, change):
     assert bool((after - before).abs().max() > 1e-2) is (change != "none")
 
 
+@pytest.mark.parametrize("tracing", [False, True])
+@pytest.mark.parametrize("mask", ["padding", "padding-additive", "empty-rows"])
+def test_combined_mask_has_the_effect_of_its_padding_mask(mask, tracing, monkeypatch):
+    """Also after rows have been selected, and when queries that see no key are not looked for."""
+    monkeypatch.setattr("collab_fairseq.attention.masks.is_tracing", lambda: tracing)
+    layer = build("collaborative", "cross")
+    query, key, value = inputs("cross")
+    padding = masks(mask, key.size(1), H)["key_padding_mask"]
+    combined = combine(padding, None, False, (len(key), H, 1, key.size(1)), like=query)
+    expected = layer(query, key, value, padding)[0]
+    assert torch.equal(layer(query, key, value, combined)[0], expected)
+    rows = torch.tensor([2, 0])
+    selected = layer(query[rows], key[rows], value[rows], combined.select(rows))[0]
+    assert (selected - expected[rows]).abs().max() < FLOAT64
+    assert (layer(query, key, value)[0] - expected).abs().max() > 1e-2  # control
+
+
 @pytest.mark.parametrize("name", ["standard", "latent"])
 def test_backward_hooks_of_projections_are_called(name):
     layer, query = build(name), inputs("self")[0].requires_grad_()
@@ -137,6 +155,7 @@ def test_dropout_keeps_the_expected_output():
         (lambda: run_with(attn_mask=torch.zeros(T, 7)), r"attn_mask must have shape \(4, 5\); got \[4, 7\]"),
         (lambda: run_with(attn_mask=torch.zeros(T, 5).int()), "boolean or floating-point; got torch.int32"),
         (lambda: run_with(head_multiplier=torch.ones(4)), r"\(3\), \(3, 3\) or \(3, 4, 3\); got \[4\]"),
+        (lambda: run_with(key_padding_mask=AttentionMask(torch.zeros(3, 1, 1, 5), None), is_causal=True), "only mask"),
         (lambda: run_with(is_causal=True), "as many queries as keys; got 4 and 5"),
         (lambda: attend_with_beams(build("standard")), "beams .* must not have attn_mask .* each of 4 queries"),
     ],

@@ -10,7 +10,7 @@ fused backends have no second derivative; torch raises an error that says so.
 """
 
 import math
-from typing import Optional
+from typing import Any, ContextManager, Optional
 
 import torch
 from torch import Tensor
@@ -20,8 +20,22 @@ from torch.nn.functional import scaled_dot_product_attention
 from ..cache import Attended, KeyValue, repeat_kv
 from . import packed_bmm
 
-#: allowed backends; torch uses the first that supports the inputs
-BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+class _WithoutCudnn:
+    """Excludes cuDNN's backend. Entering ``sdpa_kernel`` would take longer than a decoding step of the kernel."""
+
+    def __enter__(self) -> None:
+        self._enabled = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
+    def __exit__(self, *_: Any) -> None:
+        torch.backends.cuda.enable_cudnn_sdp(self._enabled)
+
+
+def _without_cudnn() -> ContextManager[Any]:
+    if torch.compiler.is_compiling():  # the compiler only knows sdpa_kernel
+        return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+    return _WithoutCudnn()
 
 
 def cast_mask(mask: Optional[Tensor], dtype: torch.dtype) -> Optional[Tensor]:
@@ -43,7 +57,7 @@ def attend(query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: floa
     grouped = query.device.type == "cpu" and key.size(1) == value.size(1) < query.size(1)
     if not grouped:
         key, value = repeat_kv(key, query.size(1)), repeat_kv(value, query.size(1))
-    with sdpa_kernel(BACKENDS):
+    with _without_cudnn():
         outputs = scaled_dot_product_attention(query, key, value, bias, dropout, scale=1.0, enable_gqa=grouped)
     if not need_weights:
         return outputs, None
