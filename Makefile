@@ -94,6 +94,8 @@ tables:
 	$(TABLE) $(RUNS)/curve-*-u5500.json --output recipes/curve/convergence.md --marker runs \
 	    --group-by heads,key_dim,config.optimization.lr \
 	    --columns 'heads,key_dim,config.optimization.lr,seeds,parameters,nll valid,nll all tests,sacrebleu'
+	@$(COLLAB:collab=python) recipes/curve/convergence.py selection $(RUNS)/curve-*-u5500.json \
+	    --output recipes/curve/convergence.md --marker selection $(CHECK)
 	@$(COLLAB:collab=python) recipes/curve/convergence.py masked $(RUNS)/curve_masked-*.json \
 	    $(RUNS)/curve-none-dk32-lr4-s?-u2000.json $(RUNS)/curve-encoder_cross_decoder-dk32-blocks8_lr4-s?-u2000.json \
 	    --output recipes/curve/convergence.md --marker masked $(CHECK)
