@@ -7,8 +7,8 @@ from collab_fairseq.records.columns import METRICS, described
 from collab_fairseq.records.drawing import COLOURS, DASHES, SMALL, drawing, look, points
 from collab_fairseq.records.files import PathLike
 from collab_fairseq.records.rows import TrainingRecord, frame, is_collaborative, key_dim
-from collab_fairseq.records.scores import evaluation, list_test_sets, score
-from collab_fairseq.scoring.significance import Interval, interval, over_seeds
+from collab_fairseq.records.scores import list_test_sets, over_runs, score
+from collab_fairseq.scoring.significance import Interval, interval
 from fairseq_modern.errors import UserError
 
 #: maximum number of series in a figure
@@ -20,6 +20,7 @@ _X = {"parameters": "parameters (millions)", "wall_time": "training time (hours)
 class _Point(NamedTuple):
     x: float
     score: Interval
+    with_sentences: bool  # the interval is also over the sentences
     key_dim: str
 
 
@@ -49,8 +50,10 @@ def draw_scores(runs: Sequence[TrainingRecord], path: PathLike, x: str, y: str, 
             raise UserError(f"nothing to draw: no record has {y} of {test} and {x}")
     labels = list(dict.fromkeys(label for series in panels.values() for label in series))
     _check_number(labels)
-    title = f"{METRICS[y][0].upper()}{METRICS[y][1:]} against {_X[x].partition(' (')[0]}"
-    seeds = _interval_note(data, "Mean and", "seeds and the sentences")
+    title = f"Test scores against {_X[x].partition(' (')[0]}"
+    complete = [point.with_sentences for series in panels.values() for drawn in series.values() for point in drawn]
+    sentences = " and the sentences" if all(complete) else " (some also over the sentences)" if any(complete) else ""
+    seeds = _interval_note(data, "Mean and", f"seeds{sentences}")
     description = f"Numbers at the points: key dimension. {seeds}. Higher is better."
     with drawing(path, _PANEL + _LINE * len(labels), title, description) as figure:
         axes = figure.subplots(1, len(tests), squeeze=False)[0]
@@ -78,15 +81,14 @@ def _points(data: Any, x: str, test: str, metric: str) -> Dict[str, List[_Point]
         first, runs = row.iloc[0], [run for run in row["run"] if score(run, test, metric) is not None]
         if math.isnan(position) or not runs:
             continue
-        names = [f"{run['name']} ({test})" for run in runs]
-        limits, _ = over_seeds([evaluation(run, test, metric) for run in runs], metric=metric, names=names)
+        limits = over_runs(runs, test=test, metric=metric)
         label = first["heads"]
         if lengths_differ and first["updates"] is not None:
             label += f", {first['updates']:,} updates"
         if x == "wall_time":  # times of different machines cannot be compared
             label += f", on {' and '.join(sorted(row['machine'].unique()))}"
         position = position / 1e6 if x == "parameters" else position
-        series.setdefault(label, []).append(_Point(position, limits, str(first["key_dim"])))
+        series.setdefault(label, []).append(_Point(position, *limits, str(first["key_dim"])))
     return {label: sorted(of_label) for label, of_label in series.items()}
 
 

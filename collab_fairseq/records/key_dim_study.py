@@ -12,8 +12,8 @@ from collab_fairseq.records.columns import METRICS
 from collab_fairseq.records.drawing import COLOURS, SMALL, drawing, look, points
 from collab_fairseq.records.files import PathLike
 from collab_fairseq.records.rows import TrainingRecord, frame, heads, is_collaborative, lookup
-from collab_fairseq.records.scores import ALL, evaluation, list_test_sets, score
-from collab_fairseq.scoring.significance import Interval, over_seeds
+from collab_fairseq.records.scores import ALL, list_test_sets, over_runs, score
+from collab_fairseq.scoring.significance import Interval
 from fairseq_modern.errors import UserError
 
 ATTENTION_TYPES = ("standard", "collaborative")
@@ -73,20 +73,31 @@ def costs(runs: Sequence[TrainingRecord]) -> Dict[Row, Interval]:
     Rows are compared by the seeds that both have.
 
     Raises:
-        UserError: no runs of standard heads at the full key dimension, runs that `rows` rejects, a run without losses,
-            or different data.
+        UserError: no runs of standard heads at the full key dimension, a row without their seeds, runs that `rows`
+            rejects, a run without losses, or different data.
     """
+    return {row: limits for row, (limits, _) in _intervals(runs).items()}
+
+
+def _intervals(runs: Sequence[TrainingRecord]) -> Dict[Row, Tuple[Interval, bool]]:
+    """Row → its cost, and whether the interval is also over the sentences."""
+    return {row: over_runs(*sides, test=ALL, metric=METRICS["nll"]) for row, sides in _paired(runs).items()}
+
+
+def _paired(runs: Sequence[TrainingRecord]) -> Dict[Row, List[List[TrainingRecord]]]:
+    """Row → its runs, and those of standard heads at the full key dimension, by the seeds that both have."""
     by_row = rows(runs)
     full = _baseline(by_row, _width(runs))
-    result: Dict[Row, Interval] = {}
+    pairs: Dict[Row, List[List[TrainingRecord]]] = {}
     for row, by_seed in by_row.items():
         seeds = [seed for seed in by_seed if seed in full]
-        if seeds:
-            sides = [[side[seed] for seed in seeds] for side in (by_seed, full)]
-            names = [f"{run['name']} ({ALL})" for side in sides for run in side]
-            scored = [[evaluation(run, ALL, METRICS["nll"]) for run in side] for side in sides]
-            result[row], _ = over_seeds(*scored, metric=METRICS["nll"], names=names)
-    return result
+        if not seeds:
+            raise UserError(
+                f"{row[0]} heads with key dimension {row[1]} must have a seed of the full key dimension "
+                f"({', '.join(map(str, full))}); got {', '.join(map(str, by_seed))}"
+            )
+        pairs[row] = [[side[seed] for seed in seeds] for side in (by_seed, full)]
+    return pairs
 
 
 def equivalent_key_dim(losses: Mapping[int, float], value: float) -> str:
@@ -124,7 +135,8 @@ def draw(runs: Sequence[TrainingRecord], path: PathLike) -> None:
         label = "difference in NLL, bits per token\n(inverted axis: up is better)"
         panels.append(_Panel(f"{corpus} (ours)", label, costs(measured), _width(measured), "not run"))
         rates = " or ".join(sorted({lookup(run, "config.optimization.lr") for run in measured}))
-        intervals = "mean and 95 % interval over seeds and sentences"
+        with_sentences = all(complete for _, complete in _intervals(measured).values())
+        intervals = f"mean and 95 % interval over seeds{' and sentences' if with_sentences else ''}"
         notes.append(f"{corpus}, learning rate {rates}: {intervals}; {_seeds(measured)}.")
     if published:
         corpus, authors = _corpus(published), published[0]["published"].split(",")[0]
@@ -181,11 +193,14 @@ def _corpus(runs: Sequence[TrainingRecord]) -> str:
 
 
 def _seeds(runs: Sequence[TrainingRecord]) -> str:
-    """The number of seeds of each row, in words."""
+    """The number of seeds by which each row is compared, in words."""
     numbers: Dict[int, List[str]] = {}
-    for (attention_type, dim), by_seed in sorted(rows(runs).items(), reverse=True):
-        numbers.setdefault(len(by_seed), []).append(f"{attention_type} {dim}")
-    return "; ".join(f"{number} seeds: {', '.join(named)}" for number, named in sorted(numbers.items(), reverse=True))
+    for (attention_type, dim), (paired, _) in sorted(_paired(runs).items(), reverse=True):
+        numbers.setdefault(len(paired), []).append(f"{attention_type} {dim}")
+    return "; ".join(
+        f"{number} seed{'s' if number > 1 else ''}: {', '.join(named)}"
+        for number, named in sorted(numbers.items(), reverse=True)
+    )
 
 
 def _published(runs: Sequence[TrainingRecord]) -> Dict[Row, Interval]:

@@ -2,11 +2,11 @@
 
 import hashlib
 import json
-from typing import Any, Dict, List, Optional, Sequence, Set
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 from collab_fairseq.records.columns import DASH, METRICS
 from collab_fairseq.records.rows import TrainingRecord
-from collab_fairseq.scoring.significance import over_seeds
+from collab_fairseq.scoring.significance import Interval, over_seeds
 
 #: all test sets with a loss as one, weighted by tokens
 ALL = "all tests"
@@ -48,6 +48,13 @@ def score(run: TrainingRecord, test: str, metric: str) -> Optional[float]:
     return next((float(entry["score"]) for entry in entries if entry["metric"] == metric), None)
 
 
+def over_runs(*sides: Sequence[TrainingRecord], test: str, metric: str) -> Tuple[Interval, bool]:
+    """`over_seeds` for runs: one row, or two rows for the interval of their difference."""
+    names = [f"{run['name']} ({test})" for side in sides for run in side]
+    scored = [[evaluation(run, test, metric) for run in side] for side in sides]
+    return over_seeds(*scored, metric=metric, names=names)
+
+
 def interval_cell(
     runs: Sequence[TrainingRecord], test: str, name: str, seeds_only: Set[str], base: Sequence[TrainingRecord] = ()
 ) -> str:
@@ -56,7 +63,7 @@ def interval_cell(
     Args:
         runs: one per seed.
         name: of the metric, a key of `METRICS`.
-        seeds_only: receives the metric if its interval is over the seeds only, for lack of sentence statistics.
+        seeds_only: receives the metric if its interval is over the seeds only.
         base: runs of the same seeds; the cell is then the difference from them, with a star if the interval excludes 0.
     """
     metric, decimals, sign = METRICS[name], 3 if name == "nll" else 2, "+" if base else ""
@@ -68,9 +75,7 @@ def interval_cell(
     if not pairs:
         return DASH
     sides = list(zip(*pairs, strict=True))
-    names = [f"{run['name']} ({test})" for side in sides for run in side]
-    scored = [[evaluation(run, test, metric) for run in side] for side in sides]
-    limits, with_sentences = over_seeds(*scored, metric=metric, names=names)
+    limits, with_sentences = over_runs(*sides, test=test, metric=metric)
     shown, low, high = (f"{round(number, decimals) + 0.0:{sign}.{decimals}f}" for number in limits)  # no -0.00
     if len(pairs) > 1:
         seeds_only.update([] if with_sentences else [metric])

@@ -145,12 +145,13 @@ def compare(system: Mapping[str, Any], baseline: Mapping[str, Any], names: Seque
     """
     if any(_rows(evaluation, "sacreBLEU") is None for evaluation in (system, baseline)):
         return None
+    _check_signatures([system, baseline], "sacreBLEU", names)
     _, (ours, theirs) = _check([system, baseline], "sacreBLEU", names)
     return paired_bootstrap(ours, theirs)
 
 
 def over_seeds(*sides: Sequence[Mapping[str, Any]], metric: str, names: Sequence[str]) -> Tuple[Interval, bool]:
-    """Confidence interval of a metric on one test set, and whether all records have sentence statistics for it.
+    """Confidence interval of a metric on one test set, and whether it is also over the sentences.
 
     Args:
         sides: one system, or two for the interval of their difference; for each seed an `Evaluation` as a dictionary.
@@ -159,10 +160,11 @@ def over_seeds(*sides: Sequence[Mapping[str, Any]], metric: str, names: Sequence
         names: of all evaluations, one side after the other, for errors.
 
     Raises:
-        UserError: an evaluation lacks the metric, references or signatures differ within a seed, or a score differs
-            from that of its sentence statistics.
+        UserError: an evaluation lacks the metric, signatures differ, references differ within a seed, or a score
+            differs from that of its sentence statistics.
     """
     seeds = len(sides[0])
+    _check_signatures([evaluation for side in sides for evaluation in side], metric, names)
     scores, contributions = [], []
     for number, evaluations in enumerate(zip(*sides, strict=True)):
         values, statistics = _check(evaluations, metric, names[number::seeds])
@@ -171,9 +173,8 @@ def over_seeds(*sides: Sequence[Mapping[str, Any]], metric: str, names: Sequence
             pseudovalues = [jackknife(sums, SCORES[metric]) for sums in statistics]
             contributions.append(pseudovalues[0] - sum(pseudovalues[1:]))
     texts = {(evaluation.get("sentence_statistics") or {}).get("references_sha256") for evaluation in sides[0]}
-    complete = len(contributions) == seeds
-    sentences = numpy.stack(contributions) if complete and len(texts) == 1 else None
-    return interval(scores, sentences), complete
+    complete = len(contributions) == seeds and len(texts) == 1
+    return interval(scores, numpy.stack(contributions) if complete else None), complete
 
 
 def _rows(evaluation: Mapping[str, Any], metric: str) -> Optional[str]:
@@ -187,23 +188,31 @@ def _check(
     evaluations: Sequence[Mapping[str, Any]], metric: str, names: Sequence[str]
 ) -> Tuple[List[float], List[numpy.ndarray]]:
     """Comparable scores of n evaluations: scores (n), statistics (S, K) of each, or none if one lacks them."""
-    scores = [next((score for score in each["scores"] if score["metric"] == metric), None) for each in evaluations]
-    if None in scores:
-        raise UserError(f"{names[scores.index(None)]} has no {metric}")
-    values = [float(score["score"]) for score in scores if score]
+    values = [float(_entry(*each, metric)["score"]) for each in zip(evaluations, names, strict=True)]
     digests = [(each.get("sentence_statistics") or {}).get("references_sha256") for each in evaluations]
     _check_equal("references", [(name, digest) for name, digest in zip(names, digests, strict=True) if digest])
     rows = [_rows(each, metric) for each in evaluations]
     if None in rows:
         return values, []
-    signatures = [score.get("signature") for score in scores if score]
-    _check_equal("signatures", list(zip(names, signatures, strict=True)))
     statistics = [load(each, metric) for each in rows if each]
     for name, value, sums in zip(names, values, statistics, strict=True):
         total = float(SCORES[metric](sums.sum(axis=0, keepdims=True))[0])
         if abs(total - value) > _ROUNDING:
             raise UserError(f"{name}: {metric} must be the score of its sentence statistics, {total}; got {value}")
     return values, statistics
+
+
+def _entry(evaluation: Mapping[str, Any], name: str, metric: str) -> Mapping[str, Any]:
+    """The score of a metric."""
+    for score in evaluation["scores"]:
+        if score["metric"] == metric:
+            return dict(score)
+    raise UserError(f"{name} has no {metric}")
+
+
+def _check_signatures(evaluations: Sequence[Mapping[str, Any]], metric: str, names: Sequence[str]) -> None:
+    signatures = [_entry(*each, metric).get("signature") for each in zip(evaluations, names, strict=True)]
+    _check_equal("signatures", list(zip(names, signatures, strict=True)))
 
 
 def _check_equal(property_name: str, named: Sequence[Tuple[str, Any]]) -> None:

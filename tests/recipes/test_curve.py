@@ -147,6 +147,13 @@ def test_costs_and_figure(tmp_path):
     assert costs["standard", 64] == pytest.approx((numpy.mean(lost[STANDARD]), *expected))
     assert costs["standard", 256] == pytest.approx((0, 0, 0))
     assert costs["collaborative", 32] == pytest.approx((0.05, numpy.nan, numpy.nan), nan_ok=True)  # a single seed
+    figure = tmp_path / "x.svg"
+
+    def draw(*records, check=True):
+        return run("collab", "table", *records, "--figure", figure, "--x", "key_dim", check=check)
+
+    draw(*paths)
+    assert "95 % interval over seeds; 6 seeds" in figure.read_text()
     chance = numpy.random.default_rng(1)
     for path in paths:  # intervals get wider with sentence losses
         record = json.loads(path.read_text())
@@ -163,13 +170,10 @@ def test_costs_and_figure(tmp_path):
     assert all(wider[row].low <= cost.low + 1e-9 for row, cost in costs.items())
     assert wider["standard", 64].low < costs["standard", 64].low - 1e-3
 
-    figure = tmp_path / "x.svg"
-
-    def draw(*records, check=True):
-        return run("collab", "table", *records, "--figure", figure, "--x", "key_dim", check=check)
-
     draw(*paths, *sorted((ROOT / "results" / "published").glob("*.json")))
     text = figure.read_text()
+    assert "95 % interval over seeds and sentences; 6 seeds: standard 256, standard 64; 4 seeds" in text
+    assert "; 1 seed: collaborative 32." in text
     assert len(text) < 100_000
     assert ">Multi30k En–De (ours)<" in text
     assert ">WMT14 En–De (Cordonnier et al.)<" in text
@@ -199,6 +203,7 @@ def test_costs_and_figure(tmp_path):
         ([*paths[:-1], changed(paths[-1], decoder_key_dim=16)], "must have the same key dimension in all layers"),
         ([*paths, changed(paths[-1], mixing_init="blocks")], "must have the same settings; got collaborative ("),
         ([*paths[:-1], tmp_path / "fewer.json"], "must have the same references"),
+        ([*paths[1:6], paths[-1]], "32 must have a seed of the full key dimension (2, 3, 4, 5, 6); got 1"),
     ]:
         error = draw(*records, check=False).stderr
         assert (message in error, error.count("\n")) == (True, 1)

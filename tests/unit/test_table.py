@@ -106,6 +106,33 @@ def test_compares_with_baseline_paired_by_seed(runs, by_name):
     assert not equal["difference in sacreBLEU"].endswith("*")
 
 
+def test_seeds_with_different_references_are_an_interval_over_the_seeds_only(runs, by_name):
+    """As in the demo, where every seed has its own corpus."""
+    exception = "for sacreBLEU over the seeds only"
+    row = [run for run in runs if run["name"].startswith("none-32")]
+    assert exception not in table.markdown_table(row, columns=["sacrebleu"])
+    scores, _ = contributions(by_name, "none-32", "sacreBLEU")
+    for run in runs:
+        for scored in run["scores"].values():
+            scored["sentence_statistics"]["references_sha256"] = f"{run['seed']}" * 64
+    markdown = table.markdown_table(runs, columns=["heads", "key_dim", "sacrebleu"], baselines=["none-32-s1"])
+    limits = interval(scores)
+    assert rows_of(markdown)[1]["sacreBLEU test_a"] == f"{limits.mean:.2f} [{limits.low:.2f}, {limits.high:.2f}]"
+    assert markdown.count(exception) == 2  # of the table and of the comparison
+
+
+@pytest.mark.parametrize("statistics", [True, False])
+def test_seeds_of_a_row_have_the_same_signature(runs, statistics):
+    scored = runs[0]["scores"]["test_a"]
+    next(entry for entry in scored["scores"] if entry["metric"] == "sacreBLEU")["signature"] = "tok:none"
+    if not statistics:
+        scored["sentence_statistics"] = None
+    with pytest.raises(
+        UserError, match=r"must have the same signatures; got (nrefs.* and tok:none|tok:none and nrefs)"
+    ):
+        table.markdown_table(runs, columns=["sacrebleu"])
+
+
 def test_reports_missing_values(runs):
     runs = [run for run in runs if "decoder" in run["name"] or run["name"] == "none-32-s1"]
     for run in runs:
