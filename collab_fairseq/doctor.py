@@ -1,6 +1,6 @@
 """Checks whether this machine is ready for a recipe. Each check returns a finding and, if necessary, advice.
 
-`make demo` is a trial run. Importing this module requires only the standard library.
+`make demo` is a trial run. The checks need only the standard library, so that they can report missing packages.
 """
 
 import importlib

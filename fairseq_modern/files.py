@@ -8,9 +8,10 @@ import io
 import os
 import re
 import shutil
-from typing import IO, Any, Callable, Dict, Iterator, List, Optional, Union
+from typing import IO, TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Union
 
-import filelock
+if TYPE_CHECKING:
+    import filelock
 
 PathLike = Union[str, "os.PathLike[str]"]
 
@@ -162,11 +163,13 @@ def _remove(path: str) -> None:
         os.remove(path)
 
 
-def acquire_lock(path: str, on_wait: Callable[[], None]) -> filelock.BaseFileLock:
+def acquire_lock(path: str, on_wait: Callable[[], None]) -> "filelock.BaseFileLock":
     """Lock a file until `release` is called or this process ends. On a file system without locks, do nothing.
 
     Call `on_wait` if another process holds the lock, and raise TimeoutError if it still does after a minute.
     """
+    import filelock  # here, so that importing this module needs only the standard library
+
     lock = filelock.FileLock(path, mode=0o666, thread_local=False, fallback_to_soft=False)
     try:
         lock.acquire(timeout=0)

@@ -8,6 +8,7 @@ import contextlib
 import io
 import os
 import textwrap
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Dict, Iterator, Optional, Sequence
 from xml.sax.saxutils import escape
@@ -89,10 +90,16 @@ def number_text(value: float, decimals: int) -> str:
 
 
 def check_figure(path: Optional[PathLike]) -> None:
-    """Raise UserError unless a .png or .svg file can be written to this path; None passes."""
+    """Raise UserError unless matplotlib is installed and can write a .png or .svg file to this path; None passes."""
+    if path is None:
+        return
     check_writable(path)
-    if path is not None and Path(path).suffix.lower() not in (".png", ".svg"):
+    if Path(path).suffix.lower() not in (".png", ".svg"):
         raise UserError(f"--figure must end in .png or .svg; got {os.fspath(path)}")
+    if find_spec("matplotlib") is None:
+        raise UserError(
+            "figures need matplotlib, which is not installed: install it, or this project with its extra `plots`"
+        )
 
 
 def _wrapped(text: str, size: float, width: int) -> Any:
@@ -112,13 +119,9 @@ def drawing(path: PathLike, height: float, title: str, description: str) -> Iter
             description explains points and error bars, gives the number of seeds and says which direction is better.
     """
     check_figure(path)
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UserError(
-            "figures need matplotlib, which is not installed: install it, or this project with its extra `plots`"
-        ) from error
+    import matplotlib
+    from matplotlib.figure import Figure
+
     above, above_height = _wrapped(title, *_TITLE)
     below, below_height = _wrapped(description, *_DESCRIPTION)
     heights = [above_height, height, below_height]

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+import subprocess
 import sys
 import warnings
 from importlib import metadata
@@ -47,6 +48,23 @@ def test_missing_torch_fails_with_advice(monkeypatch, capsys):
     assert "fail  torch      ModuleNotFoundError" in screen
     assert "-> install torch 2.6 or newer" in screen
     assert "cannot run a recipe yet: " in screen
+
+
+def test_reports_missing_packages_without_any_package():
+    script = """
+import sys
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] not in {*sys.stdlib_module_names, "collab_fairseq", "fairseq_modern"}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Hidden())
+from collab_fairseq.cli.main import main
+sys.exit(main(["doctor"]))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "fail  packages   packaging" in done.stdout
+    assert "cannot run a recipe yet: " in done.stdout
 
 
 @pytest.mark.parametrize(
