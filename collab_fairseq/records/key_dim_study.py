@@ -76,12 +76,12 @@ def costs(runs: Sequence[TrainingRecord]) -> Dict[Row, Interval]:
         UserError: no runs of standard heads at the full key dimension, a row without their seeds, runs that `rows`
             rejects, a run without losses, or different data.
     """
-    return {row: limits for row, (limits, _) in _intervals(runs).items()}
+    return {row: limits for row, (limits, _) in _intervals(_paired(runs)).items()}
 
 
-def _intervals(runs: Sequence[TrainingRecord]) -> Dict[Row, Tuple[Interval, bool]]:
-    """Row → its cost, and whether the interval is also over the sentences."""
-    return {row: over_runs(*sides, test=ALL, metric=METRICS["nll"]) for row, sides in _paired(runs).items()}
+def _intervals(pairs: Mapping[Row, Sequence[Sequence[TrainingRecord]]]) -> Dict[Row, Tuple[Interval, bool]]:
+    """Row → its cost, and whether the interval is also over the sentences, from the result of `_paired`."""
+    return {row: over_runs(*sides, test=ALL, metric=METRICS["nll"]) for row, sides in pairs.items()}
 
 
 def _paired(runs: Sequence[TrainingRecord]) -> Dict[Row, List[List[TrainingRecord]]]:
@@ -131,13 +131,16 @@ def draw(runs: Sequence[TrainingRecord], path: PathLike) -> None:
     notes = ["Differences from standard heads at the full key dimension (zero by definition).", "Up is better."]
     panels: List[_Panel] = []
     if measured:
+        pairs = _paired(measured)
+        intervals = _intervals(pairs)
+        by_row = {row: limits for row, (limits, _) in intervals.items()}
         corpus = _corpus(measured)
         label = "difference in NLL, bits per token\n(inverted axis: up is better)"
-        panels.append(_Panel(f"{corpus} (ours)", label, costs(measured), _width(measured), "not run"))
+        panels.append(_Panel(f"{corpus} (ours)", label, by_row, _width(measured), "not run"))
         rates = " or ".join(sorted({lookup(run, "config.optimization.lr") for run in measured}))
-        with_sentences = all(complete for _, complete in _intervals(measured).values())
-        intervals = f"mean and 95 % interval over seeds{' and sentences' if with_sentences else ''}"
-        notes.append(f"{corpus}, learning rate {rates}: {intervals}; {_seeds(measured)}.")
+        with_sentences = all(complete for _, complete in intervals.values())
+        meaning = f"mean and 95 % interval over seeds{' and sentences' if with_sentences else ''}"
+        notes.append(f"{corpus}, learning rate {rates}: {meaning}; {_seeds(pairs)}.")
     if published:
         corpus, authors = _corpus(published), published[0]["published"].split(",")[0]
         label = "difference in compound-split BLEU\n(up is better)"
@@ -192,10 +195,10 @@ def _corpus(runs: Sequence[TrainingRecord]) -> str:
     return next((_CORPORA[test] for test in tests if test in _CORPORA), ", ".join(tests))
 
 
-def _seeds(runs: Sequence[TrainingRecord]) -> str:
+def _seeds(pairs: Mapping[Row, Sequence[Sequence[TrainingRecord]]]) -> str:
     """The number of seeds by which each row is compared, in words."""
     numbers: Dict[int, List[str]] = {}
-    for (attention_type, dim), (paired, _) in sorted(_paired(runs).items(), reverse=True):
+    for (attention_type, dim), (paired, _) in sorted(pairs.items(), reverse=True):
         numbers.setdefault(len(paired), []).append(f"{attention_type} {dim}")
     return "; ".join(
         f"{number} seed{'s' if number > 1 else ''}: {', '.join(named)}"

@@ -204,9 +204,10 @@ def _check(
 
 def _entry(evaluation: Mapping[str, Any], name: str, metric: str) -> Mapping[str, Any]:
     """The score of a metric."""
-    for score in evaluation["scores"]:
+    scores: Sequence[Mapping[str, Any]] = evaluation["scores"]
+    for score in scores:
         if score["metric"] == metric:
-            return dict(score)
+            return score
     raise UserError(f"{name} has no {metric}")
 
 

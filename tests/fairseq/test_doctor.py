@@ -3,7 +3,6 @@
 import hashlib
 import json
 import shutil
-import subprocess
 import sys
 import warnings
 from importlib import metadata
@@ -16,7 +15,7 @@ import torch
 from collab_fairseq import doctor
 from collab_fairseq.cli.main import main
 from collab_fairseq.records import environment
-from tests.common import collab
+from tests.common import collab, run
 
 
 @pytest.fixture
@@ -61,7 +60,7 @@ sys.meta_path.insert(0, Hidden())
 from collab_fairseq.cli.main import main
 sys.exit(main(["doctor"]))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = run(sys.executable, "-c", script, check=False, fresh=True)
     assert (done.returncode, done.stderr) == (1, "")
     assert "fail  packages   packaging" in done.stdout
     assert "cannot run a recipe yet: " in done.stdout

@@ -1,5 +1,6 @@
 """Paired bootstrap and intervals, against sacreBLEU and in simulations."""
 
+import hashlib
 import json
 
 import numpy
@@ -8,8 +9,16 @@ from sacrebleu.metrics import BLEU, CHRF, TER
 from scipy import stats
 
 from collab_fairseq.scoring import bleu
-from collab_fairseq.scoring.significance import interval, jackknife, paired_bootstrap, resamples
+from collab_fairseq.scoring.significance import (
+    compare,
+    interval,
+    jackknife,
+    over_seeds,
+    paired_bootstrap,
+    resamples,
+)
 from collab_fairseq.scoring.sufficient_statistics import SCORES, load
+from fairseq_modern.errors import UserError
 from tests.common import ROOT
 from tests.unit.conftest import sentences, translate
 
@@ -133,6 +142,25 @@ def test_interval_over_seeds_is_students_t():
     result, half = interval(numpy.full(3, 30.0), values), 1.95996 * values[0].std(ddof=1) / 500**0.5
     assert (result.low, result.high) == pytest.approx((30 - half, 30 + half))
     assert interval(scores[:1]) == pytest.approx((37.1, numpy.nan, numpy.nan), nan_ok=True)
+
+
+def test_rejects_different_references_and_inconsistent_scores(by_name):
+    names = ["none-32-s1", "none-None-s1"]
+    evaluations = [by_name[name]["scores"]["test_a"] for name in names]
+    stored = evaluations[1]["sentence_statistics"]
+    digest, rows = stored["references_sha256"], stored["rows"]["sacreBLEU"].split("; ")
+    assert digest == hashlib.sha256("".join(f"{line}\n" for line in sentences()).encode()).hexdigest()
+    stored["references_sha256"] = "0" * 64
+    sides = [[evaluation] * 2 for evaluation in evaluations]
+    for kept in (stored["rows"], {}):
+        stored["rows"] = kept
+        with pytest.raises(UserError, match="none-32-s1 and none-None-s1 must have the same references"):
+            over_seeds(*sides, metric="sacreBLEU", names=[names[0], names[0], names[1], names[1]])
+    stored.update(references_sha256=digest, rows={"sacreBLEU": "; ".join([*rows[:-1], "4 4 4 3 2 1"])})
+    with pytest.raises(UserError, match="none-None-s1: sacreBLEU must be the score of its sentence statistics"):
+        compare(*evaluations, names)
+    del evaluations[1]["sentence_statistics"]
+    assert compare(*evaluations, names) is None
 
 
 @pytest.fixture(scope="module")

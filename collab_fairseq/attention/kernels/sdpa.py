@@ -22,7 +22,7 @@ from . import packed_bmm
 
 
 class _WithoutCudnn:
-    """Excludes cuDNN's backend. Entering ``sdpa_kernel`` would take longer than a decoding step of the kernel."""
+    """Excludes cuDNN's backend, as ``sdpa_kernel`` can, but with far less Python code per call."""
 
     def __enter__(self) -> None:
         self._enabled = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
