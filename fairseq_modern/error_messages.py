@@ -2,7 +2,7 @@
 
 Check: the error matches one of `PATTERNS`, or a function below recognises it.
 
-The functions of fairseq attach the sentence to their exceptions; `errors` reads it when a console program exits.
+The functions of fairseq attach the sentence to their exceptions; `errors` reads it when a command-line tool exits.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Errors that users can correct, printed as one line.
 
-Defect: fairseq's console programs print a traceback. Check: the error is a `UserError`, or `error_messages` explains
+Defect: fairseq's command-line tools print a traceback. Check: the error is a `UserError`, or `error_messages` explains
 it. Other errors and programs are unaffected. FAIRSEQ_MODERN_TRACEBACK=1 restores the traceback.
 """
 
@@ -53,7 +53,7 @@ def show(message: str) -> None:
 
 
 def show_user_errors(module: ModuleType) -> None:
-    """Before a console program imports fairseq: replace `sys.excepthook`."""
+    """Before a command-line tool imports fairseq: replace `sys.excepthook`."""
     if tool_name() is None:
         return
     previous = sys.excepthook

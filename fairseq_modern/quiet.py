@@ -1,6 +1,6 @@
 """Defect: fairseq's code causes warnings of Hydra and torch that users cannot act on.
 
-Check: the category and text of each warning of torch, in fairseq's console programs only; `python -W` and
+Check: the category and text of each warning of torch, in fairseq's command-line tools only; `python -W` and
 PYTHONWARNINGS take precedence. Hydra 1.3 adds five warnings about fairseq's configuration files for Hydra 1.0.
 """
 

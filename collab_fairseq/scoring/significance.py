@@ -112,8 +112,8 @@ def paired_bootstrap(
     """Compare two systems on the same sentences, in the same order.
 
     The differences d_b of the resamples scatter around their mean as the measured difference d scatters around the true
-    one. The p-value is (#{|d_b − mean| ≥ |d|} + 1) / (samples + 1). The interval is d ± the distance from the mean that
-    5 % of the d_b reach.
+    one. The p-value is (#{|d_b − mean| ≥ |d|} + 1) / (samples + 1). The interval is d ± c, where 5 % of the d_b are at
+    least c away from their mean.
 
     Args:
         system, baseline: (S, K) statistics of S sentences, for example from `load`.
