@@ -58,6 +58,7 @@ RUNS := results/runs
 CURVE := $(RUNS)/curve-*-u2000.json
 CHECKED := $(RUNS)/curve_check-*-u2000.json
 AT_32 := $(RUNS)/curve-none-dk32-lr4-s?-u2000.json $(RUNS)/curve-encoder_cross_decoder-dk32-blocks8_lr4-s?-u2000.json
+LONGER := $(RUNS)/curve-*-u5500.json
 PUBLISHED := results/published/wmt14_en_de-*.json
 ANALYSES := redundancy importance ablate prune prune-raw roles
 
@@ -91,13 +92,13 @@ tables:
 	    --columns 'heads,key_dim,seeds,parameters,nll all tests,sacrebleu' --baseline curve-none-dk32-lr4-s1-u2000
 	@$(COLLAB:collab=python) recipes/curve/claim.py 32 $(CHECKED) $(RUNS)/curve-*-dk32-*-u2000.json \
 	    --output recipes/curve/README.md --marker check_claim $(CHECK)
-	$(TABLE) $(RUNS)/curve-*-u5500.json --output recipes/curve/convergence.md --marker runs \
+	$(TABLE) $(LONGER) --output recipes/curve/convergence.md --marker runs \
 	    --group-by heads,key_dim,config.optimization.lr \
 	    --columns 'heads,key_dim,config.optimization.lr,seeds,parameters,nll valid,nll all tests,sacrebleu'
-	@$(COLLAB:collab=python) recipes/curve/convergence.py selection $(RUNS)/curve-*-u5500.json \
-	    --output recipes/curve/convergence.md --marker selection $(CHECK)
-	@$(COLLAB:collab=python) recipes/curve/convergence.py masked $(RUNS)/curve_masked-*.json \
-	    $(RUNS)/curve-none-dk32-lr4-s?-u2000.json $(RUNS)/curve-encoder_cross_decoder-dk32-blocks8_lr4-s?-u2000.json \
+	@set -e; for part in selection tests pairs; do \
+	    $(COLLAB:collab=python) recipes/curve/convergence.py $$part $(LONGER) \
+	        --output recipes/curve/convergence.md --marker $$part $(CHECK); done
+	@$(COLLAB:collab=python) recipes/curve/convergence.py masked $(RUNS)/curve_masked-*.json $(AT_32) \
 	    --output recipes/curve/convergence.md --marker masked $(CHECK)
 	@$(COLLAB:collab=python) recipes/curve/logits.py --output recipes/curve/convergence.md --marker logits $(CHECK)
 	$(TABLE) $(RUNS)/micro_wmt-*-u1200.json --output recipes/micro_wmt/README.md --marker rate \
@@ -131,6 +132,7 @@ figures:
 	$(TABLE) $(PUBLISHED) --figure results/wmt14-parameters.svg --x parameters --y compound_split
 	$(TABLE) $(PUBLISHED) --figure results/wmt14-time.svg --x wall_time --y compound_split
 	$(TABLE) $(CHECKED) $(RUNS)/curve-*-dk[136]?-*-u2000.json $(PUBLISHED) --figure results/curve.svg --x key_dim
+	@$(COLLAB:collab=python) recipes/curve/convergence.py figure $(LONGER) $(CHECKED) $(AT_32) --figure results/convergence.svg
 	@$(COLLAB:collab=python) recipes/heads/figures.py $(foreach what,$(ANALYSES),results/heads/*.$(what).json)
 
 clean:
