@@ -60,8 +60,8 @@ def is_complete(output: Path, matches: Callable[[Path], bool], force: bool) -> b
         return False
     if not matches(prepared):
         raise UserError(
-            f"{output} was prepared with other options or other files (see its prepared.txt); "
-            "give --force to rebuild it, or another --output"
+            f"{output} was prepared with different options or files (see its prepared.txt); "
+            "give --force to rebuild it, or a different --output"
         )
     if damaged_files(output):
         raise UserError(f"{output} is damaged (its files differ from its {CHECKSUMS}); give --force to rebuild it")

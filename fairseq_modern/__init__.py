@@ -121,7 +121,7 @@ def _call(functions, module):
         __import__(qualified)
         try:
             getattr(sys.modules[qualified], function)(module)
-        except AttributeError as error:  # another version of fairseq
+        except AttributeError as error:  # a different version of fairseq
             warn(patch, f"left out the patch {patch}, which does not match this version of fairseq: {error}")
 
 

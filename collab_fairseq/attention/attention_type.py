@@ -18,7 +18,7 @@ class Flag(NamedTuple):
         default: default value. None: the layer has its own default, and the flag is rejected if no layer of the model
             has this attention type.
         choices: allowed values; empty: any value of the type.
-        per_layer: whether ``attention_shapes`` may give a single layer another value.
+        per_layer: whether ``attention_shapes`` may give a single layer a different value.
         persistent: whether a trained layer depends on the setting; False if only its initialization does.
         label: text for tables; ``{}`` stands for the value and ``{s}`` for the plural s.
     """

@@ -69,7 +69,7 @@ class HeadFactors(NamedTuple):
         return self.mixing.size(0)
 
     def to(self, dtype: torch.dtype, device: Optional[torch.device] = None) -> "HeadFactors":
-        """The same heads in another dtype or on another device, detached."""
+        """The same heads in a different dtype or on a different device, detached."""
         return HeadFactors(*(factor.detach().to(device=device, dtype=dtype) for factor in self))
 
     def balanced(self) -> "HeadFactors":
@@ -136,7 +136,7 @@ class ScoreWeights(NamedTuple):
         return scores * self.scale
 
     def to(self, dtype: torch.dtype) -> "ScoreWeights":
-        """The same scores in another dtype, detached."""
+        """The same scores in a different dtype, detached."""
         biases = (None if bias is None else bias.detach().to(dtype) for bias in (self.query_bias, self.content_bias))
         return ScoreWeights(self.heads.to(dtype), self.scale, *biases)
 

@@ -102,7 +102,7 @@ def multiply_heads(outputs: Tensor, multiplier: Tensor) -> Tensor:
     """Multiply the outputs of heads (R, T, H, dv) by a factor per head, (H), (R, H) or (R, T, H).
 
     Raises:
-        ValueError: the multiplier has another shape.
+        ValueError: the multiplier has a wrong shape.
     """
     rows, query_len, heads, _ = outputs.shape
     shape = list(multiplier.shape)

@@ -64,7 +64,8 @@ def run(
         The record, as described in :mod:`collab_fairseq.records.record` and at the top of this file.
 
     Raises:
-        UserError: a pattern matches no row, or ``output`` is the record of other settings, code, packages or hardware.
+        UserError: a pattern matches no row, or ``output`` is the record of different settings, code,
+            packages or hardware.
     """
     all_rows = rows(what, options)
     chosen = choose(all_rows, patterns)

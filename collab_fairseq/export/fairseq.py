@@ -17,7 +17,7 @@ from .standard_heads import standard_layers
 
 def check(source: Source) -> Dict[str, Any]:
     """``site.layer`` → the standard attention to write."""
-    if source.config.quant_noise.scalar > 0:  # rounds the weights, and standard heads have other weights
+    if source.config.quant_noise.scalar > 0:  # rounds the weights, and standard heads have different weights
         raise UnsupportedError("the model has --quant-noise-scalar, which rounds standard heads differently")
     return standard_layers(source.model, source.config)
 

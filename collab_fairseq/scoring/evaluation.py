@@ -179,6 +179,6 @@ def _read_reference(path: PathLike, log: GenerateLog) -> List[str]:
         if overlap < _SAME_TEXT:
             raise UserError(
                 f"{name} must have the sentences of the log's references (T- lines); got {100 * overlap:.0f} % of the "
-                "words in common: another test set or another order"
+                "words in common: a different test set or a different order"
             )
     return lines

@@ -62,7 +62,7 @@ class Shortlist(EnsembleModel):  # type: ignore[misc]
         decoder: Any = self.single_model.decoder
         features, extra = decoder(tokens, encoder_out=source, incremental_state=incremental_state, features_only=True)
         weight = decoder.output_projection.weight
-        features = features[:, -1].to(weight.dtype)  # under autocast, a last linear layer has another dtype
+        features = features[:, -1].to(weight.dtype)  # under autocast, a last linear layer has a different dtype
         shape = (features.size(0), weight.size(0))
         size = shape[0] * shape[1]
         memory = self._logits

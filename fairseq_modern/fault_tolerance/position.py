@@ -1,8 +1,8 @@
 """Defects of resuming within an epoch.
 
-- With other batches, it skips some of the data and repeats others, without a warning. Check: the settings in `BATCHES`,
-  which determine what a position within an epoch, a number of batches of one process, means; and --update-freq, which
-  must divide the position: otherwise, fairseq skips the last batches and repeats the epoch. If a check fails, training
+- With different batches, it skips some of the data and repeats others, without a warning. Check: the settings in
+  `BATCHES`, because a position within an epoch is a number of batches of one process; and --update-freq, which must
+  divide the position: otherwise, fairseq skips the last batches and repeats the epoch. If a check fails, training
   resumes at the next epoch, with a warning.
 - With --skip-remainder-batch, it leaves out as many batches as were trained before, or ends in an error. Check: the
   flag. Only the last batch of the epoch is then left out.
@@ -57,7 +57,7 @@ def update_freq(cfg: Any, epoch: int) -> int:
 
 
 def adapt(state: Any, cfg: Any) -> None:
-    """Move the position of a checkpoint to the next epoch if the settings produce other batches."""
+    """Move the position of a checkpoint to the next epoch if the settings produce different batches."""
     position = (state.get("extra_state") or {}).get("train_iterator") or {}
     if state.get("cfg") is None or not position.get("iterations_in_epoch"):
         return

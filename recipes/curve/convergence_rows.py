@@ -79,7 +79,7 @@ def by_setting(runs: Sequence[TrainingRecord]) -> Settings:
     if any(run["data"] != runs[0]["data"] for run in runs):
         raise UserError("all runs must have the same data; got different checksums")
     for setting, by_seed in settings.items():
-        if frame(list(by_seed.values()), ("heads", "key_dim"))["row"].nunique() > 1:  # raises for other settings
+        if frame(list(by_seed.values()), ("heads", "key_dim"))["row"].nunique() > 1:  # raises for different settings
             names = ", ".join(run["name"] for run in by_seed.values())
             raise UserError(f"runs of {setting} must have the same heads; got {names}")
     return {setting: dict(sorted(settings[setting].items())) for setting in sorted(settings)}

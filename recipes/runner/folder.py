@@ -78,7 +78,7 @@ def keep_settings(folder: Path, settings: Dict[str, Any]) -> None:
     """Write the settings that identify a run. A run that is already in the folder must have the same settings.
 
     Raises:
-        UserError: it has other settings, which the message lists.
+        UserError: it has different settings, which the message lists.
     """
     existing = kept_settings(folder)
     if existing:

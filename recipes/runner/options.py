@@ -101,7 +101,7 @@ def add_shared_options(parser: argparse.ArgumentParser, recipe: str, cfg: DictCo
     group = parser.add_argument_group("model and training")
     text = "updates of the training run"
     add_setting(group, cfg, "--updates", "optimization.max_update", text, metavar="N", type=positive)
-    text = "faster: chunked loss and fused Adam (same loss and updates), --fast-dropout (other random numbers)"
+    text = "faster: chunked loss and fused Adam (same loss and updates), --fast-dropout (different random numbers)"
     group.add_argument("--fast", action="store_true", help=text)
 
     group = parser.add_argument_group("data")

@@ -17,7 +17,7 @@ class Average(NamedTuple):
     """The mean of the last checkpoints of a stage."""
 
     stage: Optional[int]  # update at which the stage ends; None for the last stage
-    kind: str  # "update": update checkpoints; "epoch": epoch checkpoints; "last": another number of update checkpoints
+    kind: str  # "update": update checkpoints; "epoch": epoch checkpoints; "last": update checkpoints, with --average
     n: int  # number of checkpoints
 
     @property

@@ -108,7 +108,7 @@ def check_existing(folder: Path, settings: Dict[str, Any], data: Path) -> None:
         data: the prepared corpus; not checked if it is not on this machine.
 
     Raises:
-        UserError: the run has other settings.
+        UserError: the run has different settings.
     """
     if (folder / "settings.yaml").is_file():
         existing = kept_settings(folder)

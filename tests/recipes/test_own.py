@@ -55,7 +55,7 @@ def test_two_files_become_a_model_that_translates(tmp_path, pairs):
     differences = "optimization.max_update 6 (requested: 4000)", "model.decoder.layers 1 (requested: None)"
     rejected(run(*command, *small[2:-1], check=False), "has a run with different settings: ", *differences)
     files[0].write_text(files[0].read_text(encoding="utf-8").replace("dog", "cat"))
-    rejected(run(*command, check=False), "was prepared with other options or other files")
+    rejected(run(*command, check=False), "was prepared with different options or files")
     assert {**content(output), "messages.txt": b""} == {**before, "messages.txt": b""}
 
 

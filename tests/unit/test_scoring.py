@@ -212,7 +212,7 @@ def test_scores_segmented_chinese_against_raw_references(tmp_path, language):
     log = write(tmp_path / "log", log_lines(guess, ["我 喜欢 小狗 。", guess[1]]))
     score = scores_of(evaluate([log], write(tmp_path / f"test.{language}", raw)))["sacreBLEU"].score
     assert score == pytest.approx(BLEU(tokenize="zh").corpus_score(guess, [raw]).score)
-    with pytest.raises(UserError, match="another test set or another order"):
+    with pytest.raises(UserError, match="a different test set or a different order"):
         evaluate([log], write(tmp_path / "other", raw[::-1]), language)
 
 
