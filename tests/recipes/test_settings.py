@@ -289,7 +289,7 @@ def test_every_config_variant_and_run_of_a_recipe_is_valid(recipe, call):
 
 @pytest.mark.parametrize("name", ["model.pt", "dict.de.txt", "translation.json", "README.md", "record.json"])
 def test_incomplete_model_folder_is_not_taken_for_finished(name, tmp_path):
-    model = shutil.copytree(ROOT / "results" / "models" / "curve-collaborative-64", tmp_path / "model")
+    model = shutil.copytree(ROOT / "results" / "models" / "convergence-collaborative-32", tmp_path / "model")
     export(tmp_path, tmp_path, model)  # control: nothing is missing
     (model / name).unlink()
     with pytest.raises(UserError, match=f"{name}.*; to make the folder again, run: rm -r {model} and then the same"):
