@@ -60,7 +60,7 @@ def test_second_preparation_does_nothing_and_force_gives_the_same_bytes(prepared
     before, time = content(data), (data / "prepared.txt").stat().st_mtime_ns
     assert "is complete, nothing to do" in prepare(prepared).stderr
     assert (data / "prepared.txt").stat().st_mtime_ns == time
-    rejected(prepare(prepared, "--vocab-size", 120, check=False), "was prepared with other options")
+    rejected(prepare(prepared, "--vocab-size", 120, check=False), "was prepared with different options")
     prepare(prepared, "--force")
     assert content(data) == before
     assert [path.name for path in (prepared / "data").iterdir()] == ["mini"]
@@ -128,7 +128,7 @@ def test_preparation_uses_a_given_vocabulary_and_dictionary(prepared, tmp_path):
     assert (tmp_path / "more" / "data-bin" / "dict.en.txt").read_bytes() == dictionary.read_bytes()
     assert "spm " in (tmp_path / "same" / "prepared.txt").read_text(encoding="utf-8")
     other = prepare(prepared, *given[:2], "--output", tmp_path / "same", check=False)
-    rejected(other, "was prepared with other options")
+    rejected(other, "was prepared with different options")
     rejected(prepare(prepared, *given[2:], check=False), "--dict needs the SentencePiece model")
     message = "--vocab-size and --spm are mutually exclusive"
     rejected(prepare(prepared, *given, "--vocab-size", 150, "--output", tmp_path / "new", check=False), message)

@@ -296,4 +296,4 @@ def test_raw_corpora_are_cleaned_and_encoded(name, option, archive, languages, t
     assert recorded == known.splitlines()[1:]
     assert "is complete, nothing to do" in prepare(name, folder, *flags).stderr
     manifest.write_text(f"{known}reference\ttest\t7\t-\n")
-    rejected(prepare(name, folder, *flags, check=False), "prepared with other options or other files")
+    rejected(prepare(name, folder, *flags, check=False), "prepared with different options or files")
