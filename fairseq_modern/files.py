@@ -191,9 +191,9 @@ def sha256(path: PathLike) -> str:
     return digest.hexdigest()
 
 
-def read_checksums(folder: PathLike) -> Dict[str, str]:
-    """Return file → SHA-256 checksum from the SHA256SUMS of a folder."""
-    with open(os.path.join(folder, CHECKSUMS), encoding="utf-8") as stream:
+def read_checksums(path: PathLike) -> Dict[str, str]:
+    """Return file → SHA-256 checksum from a list as written by sha256sum."""
+    with open(path, encoding="utf-8") as stream:
         rows = [line.rstrip("\n").split(maxsplit=1) for line in stream if line.strip()]
     return {name.lstrip("*"): digest for digest, name in rows}
 
@@ -207,7 +207,7 @@ def damaged_files(folder: PathLike, verified: Optional[Dict[str, List[int]]] = N
     """
     damaged = []
     verified = {} if verified is None else verified
-    for name, digest in read_checksums(folder).items():
+    for name, digest in read_checksums(os.path.join(folder, CHECKSUMS)).items():
         path = os.path.join(folder, name)
         if not os.path.isfile(path):
             damaged.append(name)

@@ -42,32 +42,34 @@ def table(
         UserError: a pattern matches no row, the records have none, as those of other benchmarks, or two records have
             the same row.
     """
-    rows = [
-        (name, part)
-        for record in records
-        for name, part in record["parts"].items()
-        if isinstance(part, dict) and "ratios" in part
-    ]
+    measured = [_measured(record) for record in records]
+    rows = [name for parts in measured for name in parts]
     if not rows:
         raise UserError("the records must have ratios of collab bench layer, decode or train; got none")
-    chosen = choose(dict(rows), patterns)
-    names = [name for name, _ in rows]
-    repeated = [name for name in chosen if names.count(name) > 1]
+    chosen = choose(dict.fromkeys(rows), patterns)
+    repeated = [name for name in chosen if rows.count(name) > 1]
     if repeated:
         raise UserError(f"{repeated[0]} must be in one record only; got several: omit some records, or give --rows")
-    parts = {name: part for name, part in rows if name in chosen}
+    parts = {name: part for parts in measured for name, part in parts.items() if name in chosen}
     present = {implementation for part in parts.values() for implementation in part["ratios"]}
     columns = [name for name in LABELS if name in present]
     lines = [[name, *(_ratio(parts[name]["ratios"].get(column)) for column in columns)] for name in chosen]
     header = ["ours, compared with", *(LABELS[name] for name in columns)]
-    paragraphs = [pages.table([header, *lines]), _about(records)]
+    used = [index for index, parts in enumerate(measured) if set(chosen) & set(parts)]
+    paragraphs = [pages.table([header, *lines]), _about([records[index] for index in used])]
     links = [
-        f"[{record['name']}]({os.path.relpath(path, folder).replace(os.sep, '/')})"
-        for record, path in zip(records, paths, strict=False)
+        f"[{records[index]['name']}]({os.path.relpath(paths[index], folder).replace(os.sep, '/')})"
+        for index in used
+        if paths
     ]
     if links:
         paragraphs.append(f"Records: {', '.join(links)}.")
     return "\n\n".join(paragraphs) + "\n"
+
+
+def _measured(record: Dict[str, Any]) -> Dict[str, Dict[str, Any]]:
+    """Row → part of the record, for rows with ratios."""
+    return {name: part for name, part in record["parts"].items() if isinstance(part, dict) and "ratios" in part}
 
 
 def _ratio(ratio: Optional[Dict[str, Any]]) -> str:
@@ -78,18 +80,17 @@ def _ratio(ratio: Optional[Dict[str, Any]]) -> str:
 
 
 def _about(records: Sequence[Dict[str, Any]]) -> str:
-    """The meaning of the numbers, and one line per machine and setting."""
-    lines: List[str] = []
+    """The meaning of the numbers, one line per clock, and one line per machine and setting."""
+    clocks: List[str] = []
+    machines: List[str] = []
     for record in records:
         settings = record["settings"]
         quick = "; a miniature, no measurement" if settings["quick"] else ""
-        clock = CLOCK_NAMES[settings["clock"]]
-        line = (
-            f"Ratio of the medians of {clock}, ours divided by the other, ± the larger distance to a quartile of the "
-            "ratios within rounds; in memory rows, of peak memory. Below 1, ours is faster or smaller. "
-            f"{settings['dtype']} unless the row or column says bf16, {hardware(record)}, "
-            f"torch {record['versions']['torch']}{quick}."
+        clocks.append(
+            f"Ratio of the medians of {CLOCK_NAMES[settings['clock']]}, ours divided by the other, ± the larger "
+            "distance to a quartile of the ratios within rounds; in memory rows, of peak memory. Below 1, ours is "
+            "faster or smaller."
         )
-        if line not in lines:
-            lines.append(line)
-    return "  \n".join(lines)
+        dtype = settings["dtype"] + ("" if settings["dtype"] == "bfloat16" else " unless the row or column says bf16")
+        machines.append(f"Measured in {dtype}, {hardware(record)}, torch {record['versions']['torch']}{quick}.")
+    return "  \n".join(dict.fromkeys([*clocks, *machines]))

@@ -133,7 +133,7 @@ def _subword_model(
     """Key of `SUBWORD_FILES` and path of the subword model; (None, None) for a vocabulary of words."""
     units = subword_units(trained.task.source_dictionary) or subword_units(trained.task.target_dictionary)
     if sentencepiece is not None and bpe_codes is not None:
-        raise UserError("expected either a SentencePiece model or BPE codes; got both")
+        raise UserError("the subword model must be SentencePiece or BPE codes; got both")
     if bpe_codes is not None:
         if units != "@@ ":
             raise UserError(f"BPE codes need dictionaries with BPE units (…@@); those in {data} have none")

@@ -57,13 +57,16 @@ def markdown_table(
     unknown = [name for name in columns or () if name not in known and name.partition(" ")[0] not in METRICS]
     if unknown:
         raise UserError(f"columns must be some of {', '.join((*known, *ON_REQUEST))}; got {unknown[0]}")
-    names = [name.partition(" ")[0] for name in columns or known]
+    names: List[str] = []
     shown: Dict[str, List[str]] = {}
     seeds_only: Set[str] = set()
     for name in columns or known:
-        shown.update(_column(name, data, group_by, seeds_only))
-    if not columns:
-        shown = {title: cells for title, cells in shown.items() if set(cells) != {DASH}}
+        cells_of = _column(name, data, group_by, seeds_only)
+        if not columns:
+            cells_of = {title: cells for title, cells in cells_of.items() if set(cells) != {DASH}}
+        if cells_of:
+            names.append(name.partition(" ")[0])
+        shown.update(cells_of)
     table = pages.table([list(shown), *zip(*shown.values(), strict=True)], padded=True)
     notes = [*_notes(data, names, seeds_only, table), _records(runs, folder)]
     parts = [table, "  \n".join(notes)]  # two blanks break the line within a paragraph

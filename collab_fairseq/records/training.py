@@ -32,6 +32,7 @@ from collab_fairseq.checkpoints import num_parameters, num_updates
 from collab_fairseq.records.files import PathLike
 from collab_fairseq.records.record import Record, plain
 from collab_fairseq.records.train_log import read_train_log
+from fairseq_modern.files import read_checksums
 
 CONFIG_SECTIONS = ("model", "optimization", "optimizer", "lr_scheduler", "criterion", "dataset")
 #: settings of the section `common` that set the precision of training
@@ -104,11 +105,10 @@ def make_record(
         {"train_seconds": seconds, **unknown, **part}
         for part, seconds in zip(measured, log["part_seconds"], strict=True)
     ]
-    checksums = (line.split(maxsplit=1) for line in data_checksums.read_text(encoding="utf-8").splitlines())
     settings = {
         "seed": seed,
         "config": config_of(checkpoint),
-        "data": {file.lstrip("*"): digest for digest, file in checksums},
+        "data": read_checksums(data_checksums),
         "averaged_from": (checkpoint.get("extra_state") or {}).get("averaged_from"),
     }
     settings.update({name: value for name, value in (("files", files), ("decoding", decoding)) if value})

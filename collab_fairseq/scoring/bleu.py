@@ -137,7 +137,9 @@ def _score(
 ) -> Tuple[Score, List[List[int]]]:
     """The score, and sacreBLEU's statistics of each sentence."""
     if len(hypotheses) != len(references) or not hypotheses:
-        raise ValueError(f"expected as many references as hypotheses; got {len(references)} and {len(hypotheses)}")
+        raise ValueError(
+            f"there must be {len(references)} hypotheses, as many as references, and at least 1; got {len(hypotheses)}"
+        )
     # the two steps of scorer.corpus_score, which does not return the statistics
     rows = scorer._extract_corpus_statistics(hypotheses, [references])
     result = scorer._aggregate_and_compute(rows)

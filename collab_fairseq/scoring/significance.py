@@ -122,7 +122,7 @@ def paired_bootstrap(
     """
     ours, theirs = (numpy.asarray(statistics, dtype=float) for statistics in (system, baseline))
     if ours.shape != theirs.shape:
-        raise ValueError(f"expected statistics of the same sentences; got shapes {ours.shape} and {theirs.shape}")
+        raise ValueError(f"both statistics must have the same shape; got {ours.shape} and {theirs.shape}")
     weights = resamples(len(ours), samples, seed)
     everything = numpy.ones((1, len(ours)))
     difference = float((score(everything @ ours) - score(everything @ theirs))[0])

@@ -42,7 +42,7 @@ def verify(run: RecipeRun) -> None:
 
 def fingerprint(data: Path) -> int:
     """A number that identifies the prepared data: CRC-32 of their checksums."""
-    checksums = sorted(set(read_checksums(data).values()))
+    checksums = sorted(set(read_checksums(data / CHECKSUMS).values()))
     return zlib.crc32("\n".join(checksums).encode())
 
 

@@ -257,6 +257,22 @@ def test_a_row_of_a_table_is_in_one_record(monkeypatch):
     assert "| layer/b |" in table([both, one], ["layer/b"])
 
 
+def test_notes_of_a_table_are_about_its_rows(monkeypatch):
+    monkeypatch.setattr(
+        runner, "rows", lambda *_: {"layer/a": lambda _: [DO_NOTHING], "layer/b": lambda _: [DO_NOTHING]}
+    )
+    first, second = (runner.run("layer", QUICK, [row]) for row in ("layer/a", "layer/b"))
+    second["hardware"]["cpu"] = "A different CPU"
+    paths = ["first.json", "second.json"]
+    both = table([first, second], paths=paths)
+    assert both.count("Ratio of the medians") == 1
+    assert all(text in both for text in ("A different CPU", "(first.json)", "(second.json)"))
+    one = table([first, second], ["layer/a"], paths)
+    assert "(first.json)" in one
+    assert "A different CPU" not in one
+    assert "(second.json)" not in one
+
+
 def test_only_our_models_search_with_shortlists():
     (searches,) = programs.translate("tiny", 3, 6, False, QUICK)
     generators = {name: type(search.args[0]) for name, search in searches.items()}

@@ -68,7 +68,7 @@ def test_swapped_systems_negate_and_seed_determines_the_result():
     assert other == pytest.approx((-one.difference, -one.high, -one.low, one.p_value))
     assert paired_bootstrap(*rows) == one != paired_bootstrap(*rows, seed=1)
     assert paired_bootstrap(rows[0], rows[0]) == (0, 0, 0, 1)
-    with pytest.raises(ValueError, match="statistics of the same sentences"):
+    with pytest.raises(ValueError, match="must have the same shape"):
         paired_bootstrap(rows[0], rows[1][:-1])
 
 

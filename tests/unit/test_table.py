@@ -129,6 +129,10 @@ def test_reports_missing_values(runs):
     for run in runs:
         run["training"]["peak_memory_bytes"] = None
     assert "peak memory" not in table.markdown_table(runs)
+    assert "Training speed, time and memory on: A CPU" in table.markdown_table(runs)
+    for run in runs:
+        run["training"].update(words_per_second=None, wall_seconds=None)
+    assert "Training speed" not in table.markdown_table(runs)
     chosen = table.markdown_table(runs, columns=["peak_memory", "key_dim"])
     assert rows_of(chosen)[0] == {"peak memory (GiB)": "–", "key dimension": "32"}
 
