@@ -80,18 +80,18 @@ tables:
 	    --group-by heads,key_dim --columns heads,key_dim,parameters,valid_loss,sacrebleu
 	$(TABLE) $(RUNS)/multi30k-*-u2500.json --output recipes/multi30k/README.md --marker results \
 	    --group-by heads,key_dim --baseline multi30k-none-s1-u2500
-	$(TABLE) $(RUNS)/curve-*-s11-u600.json --output recipes/curve/README.md --marker rates \
+	$(TABLE) $(RUNS)/curve-*-s11-u600.json --output recipes/curve/rates.md --marker rates \
 	    --group-by heads,key_dim,config.optimization.lr --columns heads,key_dim,config.optimization.lr,nll
 	$(TABLE) $(CURVE) --output recipes/curve/README.md --marker results --group-by heads,key_dim \
 	    --columns heads,key_dim,seeds,parameters,nll,sacrebleu,chrf++,ter --baseline curve-none-dk256-lr2-s1-u2000
 	@$(COLLAB:collab=python) recipes/curve/claim.py 32 $(CURVE) --output recipes/curve/README.md --marker claim $(CHECK)
-	$(TABLE) $(CURVE) $(CHECKED) --output recipes/curve/README.md --marker check \
+	$(TABLE) $(CURVE) $(CHECKED) --output recipes/curve/rates.md --marker check \
 	    --group-by heads,key_dim,config.optimization.lr --baseline curve-none-dk256-lr4-s1-u2000 \
 	    --columns 'heads,key_dim,config.optimization.lr,seeds,nll all tests,sacrebleu'
 	$(TABLE) $(AT_32) --output recipes/curve/README.md --marker same_size --group-by heads,key_dim \
 	    --columns 'heads,key_dim,seeds,parameters,nll all tests,sacrebleu' --baseline curve-none-dk32-lr4-s1-u2000
 	@$(COLLAB:collab=python) recipes/curve/claim.py 32 $(CHECKED) $(RUNS)/curve-*-dk32-*-u2000.json \
-	    --output recipes/curve/README.md --marker check_claim $(CHECK)
+	    --output recipes/curve/rates.md --marker check_claim $(CHECK)
 	$(TABLE) $(LONGER) --output recipes/curve/convergence.md --marker runs \
 	    --group-by heads,key_dim,config.optimization.lr \
 	    --columns 'heads,key_dim,config.optimization.lr,seeds,parameters,nll valid,nll all tests,sacrebleu'
