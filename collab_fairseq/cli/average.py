@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if not number and os.path.isdir(args.inputs[0]):
         raise UserError(
-            f"--inputs must be checkpoints; got the folder {args.inputs[0]}: set how many of its checkpoints with "
+            f"--inputs must be checkpoints; got the folder {args.inputs[0]}: give the number of its checkpoints with "
             "--num-epoch-checkpoints or --num-update-checkpoints"
         )
     check_new(args.output)

@@ -40,7 +40,7 @@ def redundancy(args: argparse.Namespace) -> None:
 
 def importance(args: argparse.Namespace) -> None:
     if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise UserError("importance is computed by one process: start it without torchrun")
+        raise UserError("importance must run in one process, without torchrun")
     compute: Callable[[], Dict[str, Any]]
     if _is_huggingface(args):
         loaded = _load_huggingface(args)

@@ -62,7 +62,7 @@ def references(pairs: Sequence[Tuple[str, str]]) -> Dict[str, str]:
         raise UserError(f"--reference must name each split once; got {', '.join(splits)}")
     for split, file in pairs:
         if not os.path.isfile(file):
-            raise UserError(f"--reference must be SPLIT=FILE with an existing file; got {split}={file}")
+            raise UserError(f"--reference {split}={file}: there is no such file")
     return dict(pairs)
 
 
@@ -113,6 +113,7 @@ def check_page(args: argparse.Namespace) -> str:
         reject_flags(args, ("marker", "check"), "needs --output")
         return os.getcwd()
     check_writable(None if args.check else args.output)
+    check_distinct(args.output, *map(str, getattr(args, "records", ())))
     return os.path.dirname(os.path.abspath(args.output))
 
 
@@ -146,7 +147,7 @@ def check_new(output: str) -> None:
     """Check that the file of a model can be written and does not exist: a model is never overwritten."""
     check_writable(output)
     if os.path.lexists(output):
-        raise UserError(f"{output} already exists; choose another --output, or remove it first")
+        raise UserError(f"{output} already exists; choose another output, or remove it first")
 
 
 def check_distinct(output: str, *sources: str) -> None:

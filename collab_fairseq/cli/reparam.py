@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     logging.getLogger("fairseq").setLevel(logging.WARNING)
     args.references = options.references(args.reference)
     settings = Settings(**{field.name: getattr(args, field.name) for field in fields(Settings)})
-    record = convert_model(args.checkpoint, args.output, settings)
+    record = convert_model(args.checkpoint, args.output, settings, options.command())
     if args.json:
         write_json(record.content, args.json)
     sys.stdout.write(table(record.parts))

@@ -57,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
     if args.hypotheses and not args.hypotheses.endswith(".gz"):
         raise UserError(f"--hypotheses must be an output file whose name ends in .gz; got {args.hypotheses}")
     inputs = [*args.logs, *(args.baseline or []), args.reference, args.source, args.comet]
+    if args.json and args.json == args.hypotheses:
+        raise UserError(f"--json and --hypotheses must be two files; got {args.json} for both")
     for output in filter(None, (args.json, args.hypotheses)):
         check_distinct(output, *filter(None, inputs))
     if args.target_lang is not None:

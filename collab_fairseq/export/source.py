@@ -76,12 +76,15 @@ def read_source(
     ``licence`` applies.
 
     Raises:
-        UserError: the subword model is missing or does not belong to the dictionaries. For other errors, see
-            :func:`~collab_fairseq.translation.load_model`.
+        UserError: a file is missing, or the subword model is missing or does not belong to the dictionaries. For other
+            errors, see :func:`~collab_fairseq.translation.load_model`.
     """
     name = os.fspath(path)
     if os.path.isdir(name):
         return _read_folder(name, licence)
+    for flag, file in (("--record", record), ("--bpe-codes", bpe_codes)):
+        if file is not None and not os.path.isfile(file):
+            raise UserError(f"{flag} {os.fspath(file)}: there is no such file")
     trained = load_model(name, data)
     task, model = trained.task.cfg, trained.model
     dictionaries = (f"dict.{lang}.txt" for lang in (task.source_lang, task.target_lang))

@@ -232,7 +232,7 @@ def from_pretrained(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:
     if not isinstance(base, type) or not issubclass(base, PreTrainedModel):
         raise ReparamError(
             f"{name_or_path} must be of a model class of transformers; got {saved or 'no class'}; "
-            "load your own classes by collaborative_class(YourClass).from_pretrained"
+            "load your own classes with collaborative_class(YourClass).from_pretrained"
         )
     model_class: Any = collaborative_class(base) if type(config) in CONFIGS.values() else base
     model: PreTrainedModel = model_class.from_pretrained(name_or_path, **kwargs)

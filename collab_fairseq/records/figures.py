@@ -1,5 +1,6 @@
 """Figures from records: scores against parameters or time, and validation loss during training."""
 
+import logging
 import math
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
@@ -10,6 +11,8 @@ from collab_fairseq.records.rows import TrainingRecord, frame, is_collaborative,
 from collab_fairseq.records.scores import list_test_sets, over_runs, score
 from collab_fairseq.scoring.significance import Interval, interval
 from fairseq_modern.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 #: maximum number of series in a figure
 MAX_SERIES = 6
@@ -29,6 +32,11 @@ class _Row(NamedTuple):
     key_dim: Any
     full: bool  # standard heads at the full key dimension
     curves: Dict[Optional[int], Dict[int, float]]  # seed → update → validation loss
+
+
+class _Curve(NamedTuple):
+    by_update: Dict[int, Interval]
+    seeds: int  # their number
 
 
 def draw_scores(runs: Sequence[TrainingRecord], path: PathLike, x: str, y: str, group_by: Sequence[str]) -> None:
@@ -53,7 +61,7 @@ def draw_scores(runs: Sequence[TrainingRecord], path: PathLike, x: str, y: str, 
     title = f"Test scores against {_X[x].partition(' (')[0]}"
     complete = [point.with_sentences for series in panels.values() for drawn in series.values() for point in drawn]
     sentences = " and the sentences" if all(complete) else " (some also over the sentences)" if any(complete) else ""
-    seeds = _interval_note(data, "Mean and", f"seeds{sentences}")
+    seeds = _interval_note(data.groupby("row").size(), "Mean and", f"seeds{sentences}")
     description = f"Numbers at the points: key dimension. {seeds}. Higher is better."
     with drawing(path, _PANEL + _LINE * len(labels), title, description) as figure:
         axes = figure.subplots(1, len(tests), squeeze=False)[0]
@@ -109,8 +117,12 @@ def draw_losses(runs: Sequence[TrainingRecord], path: PathLike, group_by: Sequen
         raise UserError("nothing to draw: no record has a validation loss")
     _check_number(list(curves))
     title, ylabel = "Validation loss during training", "validation loss"
-    notes = [_interval_note(data, "Lines and bands: mean and", "seeds"), "Lower is better"]
+    numbers = [curve.seeds for curve in curves.values()]
+    notes = [_interval_note(numbers, "Lines and bands: mean and", "seeds"), "Lower is better"]
     if reference:
+        omitted = [label for label, row in rows.items() if row.curves and label not in (*curves, reference)]
+        if omitted:
+            logger.warning("not drawn, without a seed or update of %s: %s", reference, "; ".join(omitted))
         title += ", difference from the full key dimension"
         ylabel = f"difference in {ylabel}"
         notes.insert(0, f"Zero: {reference}")
@@ -121,9 +133,9 @@ def draw_losses(runs: Sequence[TrainingRecord], path: PathLike, group_by: Sequen
         for label, curve in curves.items():
             row = rows[label]
             style = {"linestyle": DASHES[dims.index(row.key_dim) % len(DASHES)], **_look(row.variant, variants)}
-            updates = list(curve)
-            axis.plot(updates, [i.mean for i in curve.values()], label=label, markevery=0.15, **style)
-            low, high = [i.low for i in curve.values()], [i.high for i in curve.values()]
+            updates, intervals = list(curve.by_update), curve.by_update.values()
+            axis.plot(updates, [i.mean for i in intervals], label=label, markevery=0.15, **style)
+            low, high = [i.low for i in intervals], [i.high for i in intervals]
             axis.fill_between(updates, low, high, color=style["color"], alpha=0.12, linewidth=0)
         if reference:
             axis.axhline(0, color=COLOURS["reference"], linewidth=0.8)
@@ -151,9 +163,9 @@ def _loss_rows(data: Any, group_by: Sequence[str]) -> Dict[str, _Row]:
     return rows
 
 
-def _mean_losses(rows: Mapping[str, _Row], reference: str) -> Dict[str, Dict[int, Interval]]:
-    """Label → update → mean and interval over the seeds, of differences from ``reference`` unless it is empty."""
-    result: Dict[str, Dict[int, Interval]] = {}
+def _mean_losses(rows: Mapping[str, _Row], reference: str) -> Dict[str, _Curve]:
+    """Label → means and intervals over the seeds, of differences from ``reference`` unless it is empty."""
+    result: Dict[str, _Curve] = {}
     base = rows[reference].curves if reference else {}
     for label, row in rows.items():
         seeds = [seed for seed in row.curves if not reference or seed in base]
@@ -167,16 +179,16 @@ def _mean_losses(rows: Mapping[str, _Row], reference: str) -> Dict[str, Dict[int
                 losses = [row.curves[seed][update] - (base[seed][update] if reference else 0.0) for seed in seeds]
                 intervals[update] = interval(losses)
         if intervals:
-            result[label] = intervals
+            result[label] = _Curve(intervals, len(seeds))
     return result
 
 
-def _interval_note(data: Any, drawn: str, over: str) -> str:
-    """The sentence on means and intervals, with the number of seeds."""
-    sizes = sorted(data.groupby("row", sort=False).size().unique())
-    if sizes[-1] == 1:
+def _interval_note(seeds: Sequence[int], drawn: str, over: str) -> str:
+    """The sentence on means and intervals; `seeds` has the number of seeds of each row."""
+    least, most = min(seeds), max(seeds)
+    if most == 1:
         return "One run each, without intervals"
-    number = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    number = str(least) if least == most else f"{least} to {most}"
     return f"{drawn} 95 % interval over {number} {over}"
 
 

@@ -74,7 +74,7 @@ def costs(runs: Sequence[TrainingRecord]) -> Dict[Row, Interval]:
 
     Raises:
         UserError: no runs of standard heads at the full key dimension, a row without their seeds, runs that `rows`
-            rejects, a run without losses, or different data.
+            rejects, a run without losses, different data, or different lengths of training or widths.
     """
     return {row: limits for row, (limits, _) in _intervals(_paired(runs)).items()}
 
@@ -86,6 +86,10 @@ def _intervals(pairs: Mapping[Row, Sequence[Sequence[TrainingRecord]]]) -> Dict[
 
 def _paired(runs: Sequence[TrainingRecord]) -> Dict[Row, List[List[TrainingRecord]]]:
     """Row → its runs, and those of standard heads at the full key dimension, by the seeds that both have."""
+    for field in ("config.optimization.max_update", "config.model.encoder_embed_dim"):
+        values = sorted({str(lookup(run, field)) for run in runs})
+        if len(values) > 1:
+            raise UserError(f"runs of different key dimensions must have the same {field}; got {', '.join(values)}")
     by_row = rows(runs)
     full = _baseline(by_row, _width(runs))
     pairs: Dict[Row, List[List[TrainingRecord]]] = {}

@@ -40,7 +40,7 @@ def with_part(page: str, marker: str, content: str, where: str = "the page") -> 
     if len(begin) != 1 or len(end) != 1 or end[0].start() < begin[0].end():
         raise UserError(
             f"{where} must have the line <!-- {marker} --> once and <!-- /{marker} --> once after it; "
-            f"got {len(begin)} and {len(end)}"
+            f"got {len(begin)} and {len(end)} such lines"
         )
     inner = content.strip("\n")
     return page[: begin[0].end()] + "\n" + (f"{inner}\n" if inner else "") + page[end[0].start() :]

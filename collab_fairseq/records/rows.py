@@ -34,16 +34,20 @@ def load_run(path: PathLike) -> TrainingRecord:
 
 def _set_converted(model: Dict[str, Any], shapes: Dict[str, Dict[str, Any]]) -> None:
     """Describe a model of converted layers by the settings of the whole model."""
-    sites = [site for site in attention_types.SITES if any(layer_id.startswith(site) for layer_id in shapes)]
-    model.update(collaborative_heads="_".join(sites), mixing_init="converted", key_dim="mixed")
-    model.update(dict.fromkeys(attention_types.KEY_DIM_SETTINGS.values()))
+    sites = [site for site in attention_types.SITES if any(layer_id.startswith(f"{site}.") for layer_id in shapes)]
+    layers = sum(model[f"{attention_types.side_of(site)}_layers"] for site in sites)
+    model.update(collaborative_heads="_".join(sites), mixing_init="converted")
     flags = {flag.argument: flag.name for flag in attention_types.CollaborativeAttention.flags if flag.per_layer}
     settings = [
         {name: shape.get(argument) for argument, name in {"key_dim": "key_dim", **flags}.items()}
         for shape in shapes.values()
     ]
-    if all(layer == settings[0] for layer in settings):
+    dim: Any = "mixed"
+    if len(shapes) == layers and all(layer == settings[0] for layer in settings):
+        dim = settings[0].pop("key_dim")
         model.update(settings[0], attention_shapes={})
+    # the other sites keep the key dimension of the model
+    model.update({attention_types.KEY_DIM_SETTINGS[site]: dim for site in sites})
 
 
 def lookup(run: TrainingRecord, field: str) -> Any:
@@ -206,8 +210,8 @@ def frame(runs: Sequence[TrainingRecord], group_by: Sequence[str]) -> Any:
     for name in group_by:
         if name not in GROUPING_FIELDS and all(lookup(run, name) is None for run in runs):
             raise UserError(
-                f"no record has {name}; expected {', '.join(GROUPING_FIELDS)} or a path into a record such as "
-                "config.model.dropout"
+                f"fields must be {', '.join(GROUPING_FIELDS)} or a path into a record such as config.model.dropout; "
+                f"no record has {name}"
             )
     data[list(NUMBERS)] = data[list(NUMBERS)].astype(float)
     for _, row in data.groupby("row", sort=False):

@@ -67,10 +67,12 @@ def calibrate(
         layers: names of layers; default: all.
 
     Raises:
-        ReparamError: no batches, batches that are not dictionaries, or a layer that was not used.
+        ReparamError: no batches, batches that are not dictionaries, or a layer that is unknown or was not used.
     """
-    sources = score_weights(model)
-    calibrators = {name: Calibrator(scores) for name, scores in sources if layers is None or name in layers}
+    sources = dict(score_weights(model))
+    names = list(sources if layers is None else layers)
+    _check_layers(names, sources)
+    calibrators = {name: Calibrator(sources[name]) for name in names}
     wanted = {name: layer for name, layer in attention_layers(model) if name in calibrators}
     batch: Dict[str, Any] = {}
 
@@ -129,9 +131,7 @@ def to_collaborative(
     """
     sources = dict(score_weights(model))
     if not isinstance(key_dim, int):
-        unknown = [name for name in key_dim if name not in sources]
-        if unknown:
-            raise ReparamError(f"layers in key_dim must be among {', '.join(sources)}; got {', '.join(unknown)}")
+        _check_layers(key_dim, sources)
         sources = {name: source for name, source in sources.items() if name in key_dim}
     if isinstance(calibration, Mapping):
         if not all(isinstance(value, Calibration) for value in calibration.values()):
@@ -140,6 +140,12 @@ def to_collaborative(
         calibration = calibrate(model, calibration, list(sources))
     fits = fit_layers(sources, key_dim, calibration, **options)
     return _with_scores(model, {name: fit.weights for name, fit in fits.items()})
+
+
+def _check_layers(names: Iterable[str], sources: Mapping[str, Any]) -> None:
+    unknown = [name for name in names if name not in sources]
+    if unknown:
+        raise ReparamError(f"layers must be among {', '.join(sources)}; got {', '.join(unknown)}")
 
 
 def _with_scores(model: PreTrainedModel, fitted: Mapping[str, ScoreWeights]) -> CollaborativeModel:

@@ -2,8 +2,6 @@
 
 import logging
 import os
-import shlex
-import sys
 import time
 from dataclasses import asdict, dataclass, field
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional
@@ -110,12 +108,13 @@ def fit_model(
     return FittedModel(weights, fits, measurements, seconds + measurements["cpu_seconds"])
 
 
-def convert_model(checkpoint: PathLike, output: PathLike, settings: Settings) -> Record:
+def convert_model(checkpoint: PathLike, output: PathLike, settings: Settings, command: str = "convert_model") -> Record:
     """Convert a trained translation model of fairseq, as `collab reparam` does.
 
     Args:
         checkpoint: checkpoint of fairseq's ``transformer`` or of ``transformer_collab``.
         output: the new checkpoint, written atomically.
+        command: the command line, for the record.
 
     Returns:
         A ``conversion`` record with the parts ``output`` (file and checksum), ``layers`` (a list), ``parameters`` (of
@@ -195,7 +194,7 @@ def convert_model(checkpoint: PathLike, output: PathLike, settings: Settings) ->
     recorded["calibration"] = text
     recorded["distill_text"] = distill_text
     recorded["references"] = {name: file_setting(file) for name, file in settings.references.items()}
-    record = Record("conversion", "reparam", shlex.join(["collab", *sys.argv[1:]]), recorded, device=settings.device)
+    record = Record("conversion", "reparam", command, recorded, device=settings.device)
     record.parts["output"] = file_setting(output)
     record.parts["layers"] = _layers(trained, fitted, state, errors)
     record.parts["parameters"] = {

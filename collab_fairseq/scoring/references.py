@@ -26,7 +26,7 @@ class RawScore(NamedTuple):
 def read_content(path: PathLike, what: str) -> bytes:
     """The bytes of a file, decompressed if gzipped; ``what`` names its content in errors."""
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
-        raise UserError(f"{what} {os.fspath(path)} must be a regular file, because it is read twice; got a pipe")
+        raise UserError(f"{what} {os.fspath(path)} must be a regular file (it is read twice); got a pipe or device")
     try:
         with open(path, "rb") as stream:
             content = stream.read()

@@ -26,7 +26,7 @@ class Loss(NamedTuple):
     """Means over all target tokens in bits, unrounded.
 
     Attributes:
-        loss: of the training criterion (label smoothing included).
+        loss: of the training criterion (label smoothing included); with ``--sentence-avg``, the mean over sentences.
         nll_loss: negative log-likelihood; equal to ``loss`` if the criterion has no other.
         tokens: target tokens, </s> included.
     """
@@ -88,6 +88,9 @@ def translate(
         max_tokens, sentences: see :func:`.batches`.
         remove_bpe: ``sentencepiece``, ``@@ ``, None, or ``auto``: inferred from the target dictionary.
         generation: further settings of fairseq's GenerationConfig, such as ``max_len_b``.
+
+    Raises:
+        UserError: a sentence is longer than the model's positions, or see :func:`.batches`.
     """
     config = GenerationConfig(beam=beam, lenpen=lenpen, **generation)
     generator = trained.task.build_generator([trained.model], config)
@@ -101,6 +104,10 @@ def translate(
             # fairseq's post_process_prediction would add the words to the dictionary
             tokens = best[0]["tokens"].int().cpu()
             translations[number] = target.string(tokens, marker, extra_symbols_to_ignore=ignored)
+    size = len(dataset(trained, split))
+    size = size if sentences is None else min(size, sentences)
+    if len(translations) < size:  # in train, long sentences are omitted
+        raise UserError(f"{size - len(translations)} of {size} sentences of {split} exceed the model's positions")
     return [translations[number] for number in sorted(translations)]
 
 

@@ -99,12 +99,13 @@ def model_from_state(
                 cfg.task.data = _data_folder(folder, name, data is None)
             cfg.task.eval_bleu = False  # would translate in every validation
         task = _task(cfg.task) if text else _task_without_text(cfg.task, state["model"])
-        rows = state["model"].get("decoder.embed_tokens.weight")
-        if rows is not None and rows.size()[:1] != (len(task.target_dictionary),):
-            raise UserError(
-                f"{name} has {rows.size(0)} target vocabulary entries, but the dictionary in {cfg.task.data} has "
-                f"{len(task.target_dictionary)}: it is the data of another model"
-            )
+        for side, dictionary in (("encoder", task.source_dictionary), ("decoder", task.target_dictionary)):
+            rows = state["model"].get(f"{side}.embed_tokens.weight")
+            if rows is not None and rows.size()[:1] != (len(dictionary),):
+                raise UserError(
+                    f"the dictionary of the {side} in {cfg.task.data} must have the {rows.size(0)} entries of the "
+                    f"vocabulary of {name}; got {len(dictionary)}: it is the data of another model"
+                )
         sizes = {key: x if key.endswith("version") else x.to("meta") for key, x in state["model"].items()}
         with torch.device("meta"):  # so that a model that does not fit takes no memory
             _build({"model": sizes}, name, cfg, task)

@@ -26,6 +26,7 @@ _SAMPLE = 1000
 def splits(trained: TrainedModel) -> List[str]:
     """Names of the splits in the data-bin: train, valid, test, test1, …"""
     source, target = trained.task.cfg.source_lang, trained.task.cfg.target_lang
+    source, target = re.escape(source), re.escape(target)
     pattern = re.compile(rf"(.+)\.{source}-{target}\.{source}\.(?:idx|bin)")
     names = {match.group(1) for match in map(pattern.fullmatch, os.listdir(trained.cfg.task.data)) if match}
     return sorted(names, key=lambda name: (not name.startswith("train"), not name.startswith("valid"), name))
@@ -37,7 +38,7 @@ def dataset(trained: TrainedModel, split: str) -> Any:
         names = splits(trained)
         if split not in names:
             raise UserError(
-                f"{trained.cfg.task.data} has no split {split!r}; expected one of {', '.join(names) or 'none'}"
+                f"the split must be one of those in {trained.cfg.task.data}, {', '.join(names) or 'none'}; got {split}"
             )
         trained.task.load_dataset(split, combine=False, epoch=1)
         _check_tokens(trained.task.dataset(split), split)
@@ -87,8 +88,8 @@ def _check_tokens(data: Any, name: str) -> None:
         units = "subwords" if subword_units(dictionary) else "words"
         if share > _MAX_UNKNOWN[units]:
             raise UserError(
-                f"{name}: {share:.0%} of the {side} tokens are not among the model's {units} (at most "
-                f"{_MAX_UNKNOWN[units]:.0%} may be): segment the text like the training text, with the same "
+                f"{name}: {share:.0%} of the {side} tokens are unknown to the model, whose vocabulary has {units} "
+                f"(limit: {_MAX_UNKNOWN[units]:.0%}): segment the text like the training text, with the same "
                 "SentencePiece or BPE model if it has one"
             )
 

@@ -55,7 +55,8 @@ def setting_of(run: TrainingRecord) -> Setting:
         heads = "masked"
     row = ROWS.get((heads, key_dim(model, "encoder")))
     if row is None:
-        raise UserError(f"the heads and key dimension of {run['name']} must be one of {', '.join(map(str, ROWS))}")
+        rows = ", ".join(f"{' '.join(map(str, row))}" for row in ROWS)
+        raise UserError(f"the heads and key dimension of {run['name']} must be one of {rows}")
     default = (model["encoder_embed_dim"] / model["encoder_attention_heads"]) ** -0.5
     scales = {shape["scale"] for shape in (model.get("attention_shapes") or {}).values()} or {default}
     return Setting(row, run["config"]["optimization"]["lr"][0], round(scales.pop() / default, 6))
@@ -207,7 +208,7 @@ def common_seeds(rows: Dict[str, Dict[int, TrainingRecord]]) -> List[int]:
 
 def outcome(nll: Dict[str, List[float]], selected: Setting, claim: bool) -> List[str]:
     """The applicable sentences of the table of outcomes in the protocol."""
-    c_f, c_s, s_f = (interval(differences(nll, *pair)) for pair in (("C", "F"), ("C", "S"), ("S", "F")))
+    c_f, c_s, s_f = (interval(differences(nll, *pair)) for pair in PAIRS)
     if s_f.low <= 0:
         return [
             f"{AFTER}, this corpus cannot tell: a reduced key dimension does not measurably hurt standard heads either"

@@ -13,7 +13,7 @@ from pathlib import Path
 from collab_fairseq import checkpoints
 from collab_fairseq.attention.attention_types import SITES
 from collab_fairseq.cli.main import guarded
-from collab_fairseq.cli.options import positive
+from collab_fairseq.cli.options import check_new, positive
 
 LAYERS, EMBED_DIM, HEADS = 2, 256, 8
 
@@ -32,6 +32,8 @@ def main() -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help="the checkpoint to write")
     parser.add_argument("--factor", type=positive_factor, metavar="F", help="multiply the default scale by F")
     args = parser.parse_args()
+    args.file.parent.mkdir(parents=True, exist_ok=True)
+    check_new(str(args.file))
     head_dim = (EMBED_DIM if args.factor else args.key_dim) / HEADS
     scale = (args.factor or 1.0) * head_dim**-0.5
     model = {
@@ -40,7 +42,6 @@ def main() -> None:
         "key_dim": args.key_dim,
         "attention_shapes": {f"{site}.{layer}": {"scale": scale} for site in SITES for layer in range(LAYERS)},
     }
-    args.file.parent.mkdir(parents=True, exist_ok=True)
     checkpoints.save({"cfg": {"model": model}, "model": {}}, args.file)
 
 

@@ -16,7 +16,7 @@ from collab_fairseq import checkpoints
 from collab_fairseq.records.files import write_bytes, write_json
 from collab_fairseq.records.training import make_record
 from fairseq_modern.errors import UserError
-from fairseq_modern.files import atomic_write
+from fairseq_modern.files import CHECKSUMS, atomic_write
 
 from . import data
 from .folder import check_settings, kept_settings
@@ -181,7 +181,7 @@ def record(run: RecipeRun, average: Average) -> None:
             checkpoint=checkpoints.load_with_model(checkpoint),
             train_log=run.output / f"train{stage}.log",
             usage=run.output / f"train{stage}.usage.jsonl",
-            data_checksums=run.data / "SHA256SUMS",
+            data_checksums=run.data / CHECKSUMS,
             seed=run.cfg.common.seed,
             threads=run.machine.threads,
             repository=ROOT,

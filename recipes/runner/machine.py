@@ -8,6 +8,7 @@ import subprocess
 from dataclasses import dataclass
 from typing import List, NamedTuple, Optional
 
+from collab_fairseq.records.environment import usable_gpus
 from fairseq_modern import processor
 from fairseq_modern.errors import UserError
 
@@ -52,9 +53,9 @@ def find_gpus() -> Gpus:
     """The GPUs that torch can use."""
     import torch
 
-    if not torch.cuda.is_available():
+    gpus = [torch.cuda.get_device_properties(n) for n in range(usable_gpus())]
+    if not gpus:
         return Gpus(0)
-    gpus = [torch.cuda.get_device_properties(n) for n in range(torch.cuda.device_count())]
     capability = min(10 * gpu.major + gpu.minor for gpu in gpus)
     return Gpus(len(gpus), capability, min(gpu.total_memory >> 30 for gpu in gpus))
 
@@ -139,7 +140,7 @@ class Machine:
         if self.gpu_precision:
             return self.gpu_precision
         if capability is None:
-            raise UserError("--precision must be fp16, bf16 or fp32 on a machine without a GPU; got 'auto'")
+            raise UserError("--precision auto needs a GPU on this machine; give --precision fp16, bf16 or fp32")
         return "bf16" if capability >= 80 else "fp16"
 
     def _cpu_precision(self) -> str:
@@ -176,7 +177,7 @@ class Machine:
             possible = [n for n in range(1, 65) if any(share <= limit for share in equal_shares(batch, n, least))]
             raise UserError(
                 f"{batch} tokens per update cannot be divided evenly among {self.processes} processes with at least "
-                f"{least} each (the longest sentence); possible numbers: {', '.join(map(str, possible))}"
+                f"{least} each (the longest sentence); possible numbers: {', '.join(map(str, possible)) or 'none'}"
             )
         self.update_freq = batch // (self.processes * self.max_tokens)
         logger.info(

@@ -122,7 +122,7 @@ def check_existing(folder: Path, settings: Dict[str, Any], data: Path) -> None:
 
 def parse_run(run: str) -> List[str]:
     """HEADS, KEY_DIM and VARIANT (may be empty) of a run as listed in `recipe.runs`."""
-    if not re.fullmatch(r"[a-z_]+:0*[1-9][0-9]*(:[a-z0-9_-]+)?", run):
+    if not re.fullmatch(r"[a-z_]+:0*[1-9][0-9]*(:[\w-]+)?", run):
         raise SettingsError(f"--runs must be HEADS:KEY_DIM[:VARIANT] with a positive KEY_DIM; got '{run}'")
     heads, key_dim, *variant = run.split(":")
     return [heads, key_dim, *(variant or [""])]
@@ -163,7 +163,8 @@ def make(runs: Dict[str, List[str]], output: Path, jobs: int, gpus: int) -> List
     failed: List[str] = []
     environment = dict(os.environ)
     if jobs > 1:
-        environment.pop("SLURM_JOB_ID", None)  # so that each run has its own rendezvous port
+        for name in ("SLURM_JOB_ID", "MASTER_PORT"):  # so that each run has its own rendezvous port
+            environment.pop(name, None)
     shares = gpu_shares(jobs, gpus)
     share_of: Dict[str, str] = {}
     with forward_signals(running.values()) as received:

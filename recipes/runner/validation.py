@@ -173,7 +173,7 @@ def _check_ranges(complete: DictConfig) -> None:
         )
     for value in _values(complete, "optimization.lr"):
         if not 0 < value < math.inf:
-            raise SettingsError(f"optimization.lr must be positive numbers; got {value}")
+            raise SettingsError(f"optimization.lr must be positive and finite; got {value}")
     for least, names in ((1, POSITIVE), (0, NOT_NEGATIVE)):
         for name in names:
             for value in _values(complete, name):

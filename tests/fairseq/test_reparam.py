@@ -159,7 +159,7 @@ def test_unweighted_fit_needs_no_data(checkpoint, tmp_path, caplog):
         ("--budget mean:500 --calibration train:9", "must be at most mean:16; got mean:500"),
         ("--key-dim 8 --evaluate --reference test=SHORT", "short.txt must have 20 lines"),
         ("--key-dim 8 --sites none", "has no attention at 'none'"),
-        ("--key-dim 8 --output SOURCE", "already exists; choose another --output"),
+        ("--key-dim 8 --output SOURCE", "already exists; choose another output"),
         ("--key-dim 8 --json FOLDER/./out.pt", "--json and --output must be two files; got "),
         ("--key-dim 8 --json SHORT --calibration SHORT", "short.txt is one of the inputs"),
         ("--key-dim 8 --json SHORT --evaluate --reference test=SHORT", "short.txt is one of the inputs"),

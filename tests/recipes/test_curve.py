@@ -30,6 +30,8 @@ def test_score_scale_sets_scale_of_all_layers(key_dim, factor, scale, tmp_path):
     layer_ids = [f"{site}.{layer}" for site in ("encoder", "cross", "decoder") for layer in range(2)]
     assert args.attention_shapes == {layer_id: {"scale": scale} for layer_id in layer_ids}
     assert (args.collaborative_heads, args.key_dim) == ("none", key_dim)
+    done = run("python", RECIPE / "score_scale.py", key_dim, tmp_path / "made" / "scaled.pt", check=False)
+    assert "scaled.pt already exists" in done.stderr
 
 
 def test_score_scale_rejects_factor_zero(tmp_path):
@@ -183,9 +185,9 @@ def test_costs_and_figure(tmp_path):
     draw(*paths)
     assert "Cordonnier" not in figure.read_text()
 
-    def changed(path, **settings):
+    def changed(path, group="model", **settings):
         record = json.loads(path.read_text())
-        record["settings"]["config"]["model"].update(settings)
+        record["settings"]["config"][group].update(settings)
         result = tmp_path / f"{'-'.join(settings)}.json"
         result.write_text(json.dumps(record))
         return result
@@ -194,10 +196,15 @@ def test_costs_and_figure(tmp_path):
     fewer = json.loads(paths[-1].read_text())
     del fewer["parts"]["losses"]["test_2017_flickr"]
     (tmp_path / "fewer.json").write_text(json.dumps(fewer))
+    fewer["parts"]["losses"] = {}
+    (tmp_path / "none.json").write_text(json.dumps(fewer))
+    longer = changed(paths[-1], "optimization", max_update=8000)
     for records, message in [
         ([paths[-1]], "runs of standard heads at the full key dimension, 256, are needed"),
         ([published], "runs of standard heads at the full key dimension, 512, are needed"),
-        ([*paths, RECORD], "(all tests) has no NLL"),
+        ([*paths[:-1], tmp_path / "none.json"], "(all tests) has no NLL"),
+        ([*paths, RECORD], "must have the same config.model.encoder_embed_dim; got 128, 256"),
+        ([*paths[:-1], longer], "must have the same config.optimization.max_update; got 4000, 8000"),
         ([*paths, paths[0]], "have the same seed 1"),
         ([*paths[1:], changed(paths[0], dropout=0.5)], "differ in config.model.dropout"),
         ([*paths[:-1], changed(paths[-1], decoder_key_dim=16)], "must have the same key dimension in all layers"),

@@ -62,7 +62,7 @@ def assert_accepted(done):
         ("optimization.clip_norm=-1", "optimization.clip_norm must be at least 0; got -1"),
         ("optimization.update_freq=[]", "optimization.update_freq must have at least one value; got []"),
         ("optimization.update_freq=[4,1]", "optimization.update_freq must be one number in a recipe; got [4, 1]"),
-        ("optimization.lr=[.inf]", "optimization.lr must be positive numbers; got inf"),
+        ("optimization.lr=[.inf]", "optimization.lr must be positive and finite; got inf"),
         ("model.dropout=nan", "model.dropout must be in [0, 1); got nan"),
         ("criterion.label_smoothing=1", "criterion.label_smoothing must be in [0, 1); got 1"),
         ("model.kv_heads=2", "--kv-heads 2 is for standard heads"),

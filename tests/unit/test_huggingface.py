@@ -213,6 +213,8 @@ def test_rejects_unsuitable_models_layers_calibration_and_attention():
     model = make("bert")
     with pytest.raises(ReparamError, match=r"got bert\.encoder$"):
         to_collaborative(model, {"bert.encoder": 16})
+    with pytest.raises(ReparamError, match=r"layers must be among .*; got encoder"):
+        calibrate(model, [], ["encoder"])
     with pytest.raises(ReparamError, match=r"calibration must be a list of batches .* got one batch"):
         to_collaborative(model, 16, calibration=inputs("bert"))
     converted = to_collaborative(model, 16)

@@ -174,22 +174,31 @@ def test_attention_type_in_words(model, words):
     assert heads({"config": {"model": model}}) == words
 
 
-def test_converted_heads_have_settings_of_the_whole_model(files):
-    shapes = {
-        f"{site}.0": {"collaborative": True, "key_dim": 8, "content_bias": True, "scale": 0.5}
-        for site in ("encoder", "decoder", "cross")
-    }
-    content = json.loads(files[0].read_text())
-    model = content["settings"]["config"]["model"]
-    model.update(decoder_embed_dim=64, decoder_attention_heads=4, mixing_init="xavier", attention_shapes=shapes)
-    files[0].write_text(json.dumps(content))
-    converted = load_run(files[0])
-    assert keys(converted) == {"heads": "collaborative, converted", "key_dim": 8, "updates": 2500, "averaged": None}
-    assert cache(converted) == 8 + 64 + 4
-    shapes["cross.0"]["key_dim"] = 16
-    files[0].write_text(json.dumps(content))
-    mixed = load_run(files[0])
-    assert (heads(mixed), keys(mixed)["key_dim"], cache(mixed)) == ("collaborative, converted", "mixed", None)
+def with_shapes(file, shapes, **settings):
+    """The record of a file after changing the settings of layers and of the model."""
+    content = json.loads(file.read_text())
+    content["settings"]["config"]["model"].update(attention_shapes=shapes, **settings)
+    file.write_text(json.dumps(content))
+    return load_run(file)
+
+
+@pytest.mark.parametrize(
+    ("dims", "layers", "expected"),
+    [
+        ({"encoder": 8, "decoder": 8, "cross": 8}, 1, ("collaborative, converted", 8, 8 + 64 + 4)),
+        ({"encoder": 8, "decoder": 8, "cross": 8}, 2, ("collaborative, converted", "mixed", None)),
+        ({"encoder": 8, "decoder": 8, "cross": 16}, 1, ("collaborative, converted", "mixed", None)),
+        ({"encoder": 8}, 1, ("collaborative in encoder, converted", "encoder 8, cross 64, decoder 64", 64 + 64)),
+        ({"encoder": 8}, 2, ("collaborative in encoder, converted", "encoder mixed, cross 64, decoder 64", None)),
+    ],
+)
+def test_converted_sites_have_settings_of_the_whole_model(files, dims, layers, expected):
+    layer = {"collaborative": True, "content_bias": True, "scale": 0.5}
+    shapes = {f"{site}.0": {**layer, "key_dim": dim} for site, dim in dims.items()}
+    model = {"decoder_attention_heads": 4, "key_dim": None, "encoder_layers": layers, "decoder_layers": layers}
+    widths = {"encoder_embed_dim": 64, "decoder_embed_dim": 64}
+    run = with_shapes(files[0], shapes, mixing_init="xavier", **model, **widths)
+    assert (heads(run), keys(run)["key_dim"], cache(run)) == expected
 
 
 def test_key_dimension_and_cache_of_each_site():
@@ -265,11 +274,8 @@ def test_nll_of_all_tests_needs_all_tests_of_all_runs(runs):
     ("pruned", "others"), [({"collaborative": False}, {}), ({}, {"encoder.1": {"collaborative": True, "key_dim": 8}})]
 )
 def test_pruned_models_are_not_those_of_the_full_key_dimension(files, pruned, others):
-    content = json.loads(files[0].read_text())
     shapes = {"encoder.0": {**pruned, "num_heads": 2, "key_dim": 16, "scale": 0.1}, **others}
-    content["settings"]["config"]["model"].update(collaborative_heads="none", attention_shapes=shapes)
-    files[0].write_text(json.dumps(content))
-    run = load_run(files[0])
+    run = with_shapes(files[0], shapes, collaborative_heads="none")
     assert (heads(run), keys(run)["key_dim"]) == ("standard, pruned", "mixed")
 
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from collab_fairseq.records import pages
+from collab_fairseq.records import figures, pages
 from collab_fairseq.records.files import write_json
 from fairseq_modern.errors import UserError
 from tests import common
@@ -44,6 +44,7 @@ def test_prints_writes_and_checks_table(files, tmp_path):
         ("--baseline x", "the baseline must be one of none-None-s1"),
         ("--figure x.pdf", "must end in .png or .svg; got x.pdf"),
         ("--figure x.png --y chrf", "--y needs --x parameters or --x wall_time"),
+        ("empty.json --output empty.json", "empty.json is one of the inputs"),
         ("--output no-page.md --marker x", "--output must be an existing page"),
         ("empty.json", "empty.json must be a training record (schema 1); got no record"),
     ],
@@ -101,6 +102,26 @@ def test_figures_are_small_and_deterministic_and_need_data(files, tmp_path, flag
     content["parts"].update(scores={}, curves={})
     write_json(content, files[0])
     assert "nothing to draw" in collab(files[0], "--figure", figure, *flags.split(), status=1)
+
+
+def test_loss_curves_are_differences_over_common_seeds(runs, tmp_path, caplog):
+    pytest.importorskip("matplotlib")
+    figure = tmp_path / "x.svg"
+
+    def draw(numbered):
+        figures.draw_losses(numbered, figure, ("heads", "key_dim"))
+        return figure.read_text()
+
+    full = [run for run in runs if run["name"].startswith("none-None")]
+    reduced = [run for run in runs if run["name"].startswith("none-32")]
+    others = [run for run in runs if run not in [*full, *reduced]]
+    assert "over 1 to 2 seeds" in draw([*full[:2], *reduced[:2], *others[1:]])
+    for run in others:
+        run["seed"] += 10
+    text = draw(runs)
+    assert "over 3 seeds" in text
+    assert ">collaborative" not in text
+    assert "not drawn, without a seed or update of standard, key dimension 128: collaborative" in caplog.text
 
 
 def test_an_empty_marker_does_not_replace_the_page(tmp_path):
