@@ -59,12 +59,14 @@ CURVE := $(RUNS)/curve-*-u2000.json
 CHECKED := $(RUNS)/curve_check-*-u2000.json
 AT_32 := $(RUNS)/curve-none-dk32-lr4-s?-u2000.json $(RUNS)/curve-encoder_cross_decoder-dk32-blocks8_lr4-s?-u2000.json
 LONGER := $(RUNS)/curve-*-u5500.json
+SELECTED := $(RUNS)/curve-none-dk256-scaled062_lr2-s[1-4]-u5500.json $(RUNS)/curve-none-dk32-lr2-s[1-4]-u5500.json \
+    $(RUNS)/curve-encoder_cross_decoder-dk32-blocks8_lr2-s[1-4]-u5500.json
 PUBLISHED := results/published/wmt14_en_de-*.json
 ANALYSES := redundancy importance ablate prune prune-raw roles
 
 # $(COLLAB:collab=python): the Python next to it
 tables:
-	$(TABLE) $(CHECKED) $(AT_32) --output README.md --marker results --group-by heads,key_dim \
+	$(TABLE) $(SELECTED) --output README.md --marker results --group-by key_dim,heads \
 	    --columns 'heads,key_dim,parameters,nll all tests,sacrebleu'
 	$(TABLE) $(RUNS)/multi30k-*-u4000.json --output recipes/multi30k/README.md --marker table --group-by heads,key_dim \
 	    --columns heads,key_dim,seeds,parameters,cache,valid_loss,sacrebleu,chrf \
@@ -95,6 +97,9 @@ tables:
 	$(TABLE) $(LONGER) --output recipes/curve/convergence.md --marker runs \
 	    --group-by heads,key_dim,config.optimization.lr \
 	    --columns 'heads,key_dim,config.optimization.lr,seeds,parameters,nll valid,nll all tests,sacrebleu'
+	$(TABLE) $(SELECTED) --output recipes/curve/convergence.md --marker scores --group-by key_dim,heads \
+	    --columns 'heads,key_dim,seeds,nll,sacrebleu,chrf++' \
+	    --baseline curve-none-dk256-scaled062_lr2-s1-u5500 --baseline curve-none-dk32-lr2-s1-u5500
 	@set -e; for part in selection tests pairs; do \
 	    $(COLLAB:collab=python) recipes/curve/convergence.py $$part $(LONGER) \
 	        --output recipes/curve/convergence.md --marker $$part $(CHECK); done

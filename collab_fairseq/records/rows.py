@@ -83,10 +83,10 @@ def heads(run: TrainingRecord) -> str:
             words.append(f"{rate:g}× learning rate on the mixing matrix")
     if lookup(run, "config.model.attention_init") == "authors":
         words.append("authors' initialisation")
-    shapes = list(run["config"]["model"].get("attention_shapes", {}).values())
-    if shapes and all(shape == shapes[0] and set(shape) == {"scale"} for shape in shapes):
-        words.append(f"attention scale {shapes[0]['scale']:.3g}")
-    if any("num_heads" in shape for shape in shapes):
+    factor = logits_factor(run["config"]["model"])
+    if factor != 1:
+        words.append(f"attention logits × {factor:.3g}")
+    if any("num_heads" in shape for shape in run["config"]["model"].get("attention_shapes", {}).values()):
         words.append("pruned")
     if "recipe.training_module" in run.get("files", {}):
         words.append("trained with a different --user-dir")
@@ -97,6 +97,15 @@ def heads(run: TrainingRecord) -> str:
     if "published" in run:
         words.append("as published")
     return ", ".join(words)
+
+
+def logits_factor(model: Dict[str, Any]) -> float:
+    """The factor on the default scale of the attention logits, (d_model / heads)^-0.5, if it is set for all layers."""
+    shapes = list((model.get("attention_shapes") or {}).values())
+    if not shapes or any(shape != shapes[0] or set(shape) != {"scale"} for shape in shapes):
+        return 1.0
+    head_dim = model["encoder_embed_dim"] / model["encoder_attention_heads"]
+    return round(float(shapes[0]["scale"] * head_dim**0.5), 6)
 
 
 def keys(run: TrainingRecord) -> Dict[str, Any]:

@@ -104,7 +104,7 @@ def _score_columns(name: str, test: str, data: Any, seeds_only: Set[str]) -> Dic
     metric = METRICS[name]
     tests = list_test_sets(data["run"], metric)
     if test and test not in tests:
-        raise UserError(f"no record has {metric} of {test}; expected one of {', '.join(tests)}")
+        raise UserError(f"no record has {metric} of {test}; expected one of {', '.join(tests) or 'none'}")
     groups = [list(group) for _, group in data.groupby("row", sort=False)["run"]]
     if not tests:
         return {metric: [DASH] * len(groups)}

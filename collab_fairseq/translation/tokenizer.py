@@ -73,7 +73,7 @@ def text_files(card: Card) -> List[str]:
 
 
 def _check_card(card: Card) -> None:
-    """Check all fields of a card, which may come from anywhere; it may name no files but the folder's own."""
+    """Check all fields of a card, which may come from anywhere; it must name files of the folder only."""
     if card.engine not in ENGINES:
         raise UserError(f"the engine must be one of {', '.join(ENGINES)}; got {card.engine!r}")
     check_language(card.source_lang, card.target_lang)

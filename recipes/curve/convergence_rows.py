@@ -7,7 +7,7 @@ from typing import Dict, Iterable, List, NamedTuple, Sequence, Tuple
 from scipy import stats
 
 from collab_fairseq.records import key_dim_study
-from collab_fairseq.records.rows import TrainingRecord, frame, is_collaborative, key_dim
+from collab_fairseq.records.rows import TrainingRecord, frame, is_collaborative, key_dim, logits_factor
 from collab_fairseq.scoring.significance import Interval, interval
 from fairseq_modern.errors import UserError
 
@@ -57,9 +57,7 @@ def setting_of(run: TrainingRecord) -> Setting:
     if row is None:
         rows = ", ".join(f"{' '.join(map(str, row))}" for row in ROWS)
         raise UserError(f"the heads and key dimension of {run['name']} must be one of {rows}")
-    default = (model["encoder_embed_dim"] / model["encoder_attention_heads"]) ** -0.5
-    scales = {shape["scale"] for shape in (model.get("attention_shapes") or {}).values()} or {default}
-    return Setting(row, run["config"]["optimization"]["lr"][0], round(scales.pop() / default, 6))
+    return Setting(row, run["config"]["optimization"]["lr"][0], logits_factor(model))
 
 
 def by_setting(runs: Sequence[TrainingRecord]) -> Settings:

@@ -47,6 +47,7 @@ def records(tmp_path_factory):
 
 def record(sites, dim, seed, scores):
     model = {"arch": "tiny", "key_dim": dim, "encoder_embed_dim": 128, "collaborative_heads": sites}
+    model["encoder_attention_heads"] = 4
     return {
         "schema": 1, "kind": "training", "name": f"{sites}-{dim}-s{seed}",
         "hardware": {"cpu": "A CPU", "threads": 2, "device": "cpu"},

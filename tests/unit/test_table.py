@@ -1,14 +1,12 @@
 """Tables and comparisons from records, against separately computed numbers."""
 
-import json
 import random
-import re
 
 import numpy
 import pytest
 
 from collab_fairseq.records import table
-from collab_fairseq.records.rows import cache, frame, hardware, heads, keys, load_run
+from collab_fairseq.records.rows import frame, hardware
 from collab_fairseq.scoring.significance import interval, jackknife
 from collab_fairseq.scoring.sufficient_statistics import SCORES, load
 from fairseq_modern.errors import UserError
@@ -162,56 +160,6 @@ def test_does_not_average_speed_over_machines(runs):
     assert hardware(runs[0]) == "2 × A GPU, another"
 
 
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [
-        ({}, "standard (fairseq's transformer)"),
-        ({"collaborative_heads": "decoder_cross"}, "collaborative in cross, decoder"),
-        ({"collaborative_heads": "none", "attention_init": "authors"}, "standard, authors' initialisation"),
-    ],
-)
-def test_attention_type_in_words(model, words):
-    assert heads({"config": {"model": model}}) == words
-
-
-def with_shapes(file, shapes, **settings):
-    """The record of a file after changing the settings of layers and of the model."""
-    content = json.loads(file.read_text())
-    content["settings"]["config"]["model"].update(attention_shapes=shapes, **settings)
-    file.write_text(json.dumps(content))
-    return load_run(file)
-
-
-@pytest.mark.parametrize(
-    ("dims", "layers", "expected"),
-    [
-        ({"encoder": 8, "decoder": 8, "cross": 8}, 1, ("collaborative, converted", 8, 8 + 64 + 4)),
-        ({"encoder": 8, "decoder": 8, "cross": 8}, 2, ("collaborative, converted", "mixed", None)),
-        ({"encoder": 8, "decoder": 8, "cross": 16}, 1, ("collaborative, converted", "mixed", None)),
-        ({"encoder": 8}, 1, ("collaborative in encoder, converted", "encoder 8, cross 64, decoder 64", 64 + 64)),
-        ({"encoder": 8}, 2, ("collaborative in encoder, converted", "encoder mixed, cross 64, decoder 64", None)),
-    ],
-)
-def test_converted_sites_have_settings_of_the_whole_model(files, dims, layers, expected):
-    layer = {"collaborative": True, "content_bias": True, "scale": 0.5}
-    shapes = {f"{site}.0": {**layer, "key_dim": dim} for site, dim in dims.items()}
-    model = {"decoder_attention_heads": 4, "key_dim": None, "encoder_layers": layers, "decoder_layers": layers}
-    widths = {"encoder_embed_dim": 64, "decoder_embed_dim": 64}
-    run = with_shapes(files[0], shapes, mixing_init="xavier", **model, **widths)
-    assert (heads(run), keys(run)["key_dim"], cache(run)) == expected
-
-
-def test_key_dimension_and_cache_of_each_site():
-    model = {"encoder_key_dim": 16, "key_dim": 32, "collaborative_heads": "encoder_cross", "kv_heads": 2}
-    run = {"config": {"model": model}, "training": {"updates": 1}}
-    assert keys(run)["key_dim"] == "encoder 16, cross 32, decoder 32"
-    assert cache(run) is None  # not a transformer
-    model.update(decoder_attention_heads=4, decoder_embed_dim=64)
-    assert cache(run) == (32 + 64) * 2 // 4  # of the decoder, which has standard heads
-    model.update(decoder_key_dim=8, collaborative_heads="decoder", kv_heads=None)
-    assert cache(run) == 8 + 64
-
-
 def test_notes_different_precisions_in_a_row(runs):
     row = [run for run in runs if run["name"].startswith("none-32-")]
     for run, flag in zip(row, (None, "amp", "amp"), strict=True):
@@ -222,34 +170,6 @@ def test_notes_different_precisions_in_a_row(runs):
     assert "different precisions" not in table.markdown_table(runs, columns=["seeds"])
     del row[0]["config"]["common"]
     assert "--amp on a CPU (seed 2, 3); not recorded (seed 1)." in table.markdown_table(runs, columns=["seeds"])
-
-
-@pytest.mark.parametrize(
-    ("setting", "one", "other"),
-    [
-        (
-            "averaged",
-            [{"file": "checkpoint_2_20.pt"}],
-            [{"file": "checkpoint_2_20.pt"}, {"file": "checkpoint_2_10.pt"}],
-        ),
-        ("decoding", {"generation.beam": 4}, {"generation.beam": 1}),
-        ("files", {"recipe.training_module": {"sha256": "0"}}, {"recipe.training_module": {"sha256": "1"}}),
-    ],
-)
-def test_seeds_of_a_row_have_the_same_averaging_decoding_and_files(runs, setting, one, other):
-    row = [run for run in runs if run["name"].startswith("none-32-")]
-    field = "averaged_from" if setting == "averaged" else setting
-    for run in row:
-        run[field] = one
-    assert frame(row, ("heads", "key_dim"))["row"].nunique() == 1
-    row[2][field] = other
-    with pytest.raises(UserError, match=f"differ in {setting}: omit some runs, or group by it"):
-        frame(row, ("heads", "key_dim"))
-    assert frame(row, ("heads", "key_dim", setting))["row"].nunique() == 2
-    for run in row[:2]:
-        del run[field]
-    if setting == "decoding":  # as in records of earlier versions
-        assert frame(row, ("heads", "key_dim"))["row"].nunique() == 1
 
 
 def test_nll_of_all_tests_needs_all_tests_of_all_runs(runs):
@@ -268,30 +188,6 @@ def test_nll_of_all_tests_needs_all_tests_of_all_runs(runs):
     for run in runs:
         del run["losses"]
     assert set(rows_of(table.markdown_table(runs, columns=["nll"]))[0]) == {"NLL"}
-
-
-@pytest.mark.parametrize(
-    ("pruned", "others"), [({"collaborative": False}, {}), ({}, {"encoder.1": {"collaborative": True, "key_dim": 8}})]
-)
-def test_pruned_models_are_not_those_of_the_full_key_dimension(files, pruned, others):
-    shapes = {"encoder.0": {**pruned, "num_heads": 2, "key_dim": 16, "scale": 0.1}, **others}
-    run = with_shapes(files[0], shapes, collaborative_heads="none")
-    assert (heads(run), keys(run)["key_dim"]) == ("standard, pruned", "mixed")
-
-
-def test_numbers_are_not_fields_to_group_by(runs):
-    with pytest.raises(UserError, match="no record has cache"):
-        frame(runs, ("heads", "key_dim", "cache"))
-
-
-def test_suggested_fields_of_layers_can_be_grouped_by(runs):
-    row = [run for run in runs if run["name"].startswith("none-32-")]
-    for number, run in enumerate(row):
-        run["config"]["model"]["attention_shapes"] = {"encoder.0": {"scale": 0.1 + number}}
-    with pytest.raises(UserError) as error:
-        frame(row, ("key_dim",))
-    field = re.search(r"--group-by \.\.\.,(\S+)\)", str(error.value))[1]
-    assert frame(row, ("key_dim", field))["row"].nunique() == 3
 
 
 def test_rows_without_common_seeds_have_no_notes_on_intervals(runs):
