@@ -40,6 +40,7 @@ from convergence_rows import (
     losses,
     missing_runs,
     outcome,
+    recovered,
     select,
     shown,
     valid_nll,
@@ -88,6 +89,7 @@ def tests_page(settings: Settings) -> str:
     for one, other in PAIRS:
         cells = [difference(runs, some, one, other) for some in (seeds, fresh)]
         table.append([f"{one} − {other}", *cells])
+    table.append(["(S − C)/(S − F)", recovered(nll), recovered(losses(runs, fresh)) if len(fresh) > 1 else "–"])
     every = [run for by_seed in settings.values() for run in by_seed.values()]
     missing = missing_runs(settings)
     commits = {(run["commit"]["id"], run["commit"]["modified"]) for run in every}

@@ -204,6 +204,12 @@ def common_seeds(rows: Dict[str, Dict[int, TrainingRecord]]) -> List[int]:
     return seeds
 
 
+def recovered(nll: Dict[str, List[float]]) -> str:
+    """(S − C)/(S − F) with its 95 % interval, the share of the cost that collaborative heads recover."""
+    share = fieller(differences(nll, "S", "C"), differences(nll, "S", "F"))
+    return f"{share.mean:.2f} [{share.low:.2f}, {share.high:.2f}]"
+
+
 def outcome(nll: Dict[str, List[float]], selected: Setting, claim: bool) -> List[str]:
     """The applicable sentences of the table of outcomes in the protocol."""
     c_f, c_s, s_f = (interval(differences(nll, *pair)) for pair in PAIRS)
@@ -233,10 +239,9 @@ def outcome(nll: Dict[str, List[float]], selected: Setting, claim: bool) -> List
             "heads; the earlier lead over the full key dimension was speed of learning"
         )
     elif c_s.high < 0:
-        share = fieller(differences(nll, "S", "C"), differences(nll, "S", "F"))
-        limits = f"{share.mean:.2f} [{share.low:.2f}, {share.high:.2f}]"
+        share = recovered(nll)
         sentences.append(
-            f"{AFTER}, collaborative heads recover {limits} of what the reduced key dimension costs standard heads"
+            f"{AFTER}, collaborative heads recover {share} of what the reduced key dimension costs standard heads"
         )
     else:
         sentences.append("the gain of collaborative heads was speed of learning; it is limited to short runs")

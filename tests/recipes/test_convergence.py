@@ -21,6 +21,7 @@ RECIPE = ROOT / "recipes" / "curve"
 RUNS = ROOT / "results" / "runs"
 
 ORIGINAL = json.loads((RUNS / "curve-none-dk256-lr2-s1-u2000.json").read_text())
+FULL = numpy.array([0.0, 0.01, -0.01, 0.0, 0.005])
 
 
 def record(folder, row, seed, test, valid=3.0, lr=0.004, factor=None, updates=2000):
@@ -48,7 +49,7 @@ def record(folder, row, seed, test, valid=3.0, lr=0.004, factor=None, updates=20
 
 def study(folder, c, s, factor=None, updates=2000):
     """Write records of five seeds; test NLLs are offsets from 3, and the factor on the logits is that of F."""
-    offsets = {"F": (0.0, 0.01, -0.01, 0.0, 0.005), "S": s, "C": c}
+    offsets = {"F": FULL, "S": s, "C": c}
     return [
         record(folder, row, seed, 3 + offset, factor=factor if row == "F" else None, updates=updates)
         for row, values in offsets.items()
@@ -101,6 +102,9 @@ def test_outcomes_of_the_protocol(c, s, factor, words, tmp_path):
     rest = rest_of_selection(tmp_path, factor)
     text = convergence("tests", *made, *rest).stdout
     assert re.search(words, text, re.DOTALL), text
+    share = float(re.search(r"^\| \(S − C\)/\(S − F\) \| (\S+) \[", text, re.MULTILINE)[1])
+    cost, gain = s + NOISE[::-1] - FULL, s + NOISE[::-1] - c - NOISE
+    assert share == pytest.approx(gain.mean() / cost.mean(), abs=0.006)
 
 
 def test_tests_are_undecided_until_all_runs_are_finished(tmp_path):
