@@ -59,8 +59,8 @@ CURVE := $(RUNS)/curve-*-u2000.json
 CHECKED := $(RUNS)/curve_check-*-u2000.json
 AT_32 := $(RUNS)/curve-none-dk32-lr4-s?-u2000.json $(RUNS)/curve-encoder_cross_decoder-dk32-blocks8_lr4-s?-u2000.json
 LONGER := $(RUNS)/curve-*-u5500.json
-SELECTED := $(RUNS)/curve-none-dk256-scaled062_lr2-s[1-4]-u5500.json $(RUNS)/curve-none-dk32-lr2-s[1-4]-u5500.json \
-    $(RUNS)/curve-encoder_cross_decoder-dk32-blocks8_lr2-s[1-4]-u5500.json
+SELECTED := $(RUNS)/curve-none-dk256-scaled062_lr2-*-u5500.json $(RUNS)/curve-none-dk32-lr2-*-u5500.json \
+    $(RUNS)/curve-encoder_cross_decoder-dk32-blocks8_lr2-*-u5500.json
 PUBLISHED := results/published/wmt14_en_de-*.json
 ANALYSES := redundancy importance ablate prune prune-raw roles
 
