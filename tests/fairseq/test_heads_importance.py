@@ -119,4 +119,4 @@ def test_command_prints_draws_and_rejects_several_processes(tiny_run, tiny_data,
     assert sum(heads[head]["normalised"] ** 2 for head in HEADS[:2]) == pytest.approx(1)
     assert "normalised in the layer" in figure.read_text(encoding="utf-8")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "importance is computed by one process" in collab(*command, status=1)
+    assert "must run in one process" in collab(*command, status=1)
