@@ -116,7 +116,7 @@ def main() -> None:
     add("--testsets", type=Path, required=True, metavar="DIR", help="checkout of OPUS-MT-testsets")
     add("--output", type=Path, required=True, metavar="DIR", help="a new folder")
     text = "checksums of the texts (default: micro_wmt.texts.tsv)"
-    add("--sums", type=Path, default=HERE / "micro_wmt.texts.tsv", metavar="FILE", help=text)
+    add("--checksums", type=Path, default=HERE / "micro_wmt.texts.tsv", metavar="FILE", help=text)
     text = "checksums of the held-out Tatoeba pairs (default: micro_wmt.held_out.tsv)"
     add("--held-out", type=Path, default=HERE / "micro_wmt.held_out.tsv", metavar="FILE", help=text)
     args = parser.parse_args()
@@ -124,7 +124,7 @@ def main() -> None:
         raise UserError(f"{args.output} exists; --output must be a new folder")
     texts = read_texts(args.tatoeba, args.testsets, args.held_out)
     with new_folder(args.output) as folder:
-        write(texts, args.sums, Path(folder))
+        write(texts, args.checksums, Path(folder))
 
 
 if __name__ == "__main__":

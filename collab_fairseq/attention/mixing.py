@@ -1,6 +1,6 @@
 """Initial mixing matrices M (H, D̃k): row i weights the shared key dimensions for head i.
 
-They follow figure 3 of Cordonnier, Loukas, Jaggi (2020), https://arxiv.org/abs/2006.16362: standard heads are blocks of
+They follow Cordonnier, Loukas, Jaggi (2020), https://arxiv.org/abs/2006.16362: standard heads are blocks of
 ones of equal size, heads of different sizes are blocks of different sizes, collaborative heads are dense.
 """
 

@@ -1,5 +1,6 @@
 """Standard multi-head attention with a free key dimension: the baseline of every comparison."""
 
+import math
 from typing import Any, Optional
 
 import torch
@@ -56,7 +57,9 @@ class StandardAttention(AttentionLayer):
 
     def summary(self) -> str:
         each = self.key_dim // self.num_heads
-        return f"{self.num_heads} standard heads with a key dimension of {self.key_dim}, {each} each{self._in_groups()}"
+        text = f"{self.num_heads} standard heads with a key dimension of {self.key_dim}, {each} each{self._in_groups()}"
+        factor = self.scale * math.sqrt(self.head_dim)
+        return text if math.isclose(factor, 1, rel_tol=1e-3) else f"{text}, attention logits × {factor:.3g}"
 
     def head_maps(self) -> HeadMaps:
         return HeadMaps(

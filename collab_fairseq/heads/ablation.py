@@ -187,13 +187,13 @@ def report(parts: Mapping[str, Any], splits: Sequence[str], mode: str) -> str:
         score = parts[f"whole/{split}"]["score"]
         better = sum(heads[head]["difference"] > 0 for head in changed)
         lines.append(
-            f"{split}: {name} {score:.2f} with all heads; {len(changed)} of {len(heads)} differences have "
+            f"- {split}: {name} {score:.2f} with all heads; {len(changed)} of {len(heads)} differences have "
             f"p < {SIGNIFICANT}, {better} of them positive"
         )
     if len(splits) == 2:
         values = correlation(parts, splits, mode)
         shown = ", ".join(f"{name} {r:.2f}" for name, r in values.items())
-        lines.append(f"correlation of the differences on the two sets (Pearson): {shown}")
+        lines.append(f"- correlation of the differences on the two sets (Pearson): {shown}")
     return "\n".join(lines) + "\n\n"
 
 

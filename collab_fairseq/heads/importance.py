@@ -133,7 +133,7 @@ def report(result: Mapping[str, Any], available: int) -> str:
         available: number of sentences of the split or file.
     """
     heads = result["heads"]
-    rows = [["head", "importance", "not normalised"]]
+    rows = [["head", "importance", "raw importance"]]
     for head in sorted(heads, key=lambda head: -heads[head]["normalised"]):
         rows.append([head, f"{heads[head]['normalised']:.4f}", f"{heads[head]['raw']:.5g}"])
     sentences = f"{result['sentences']:,} of {available:,} sentences"

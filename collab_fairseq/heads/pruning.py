@@ -114,7 +114,7 @@ def draw(record: Mapping[str, Any], path: PathLike, model: str, compared: Sequen
     all_curves = [points for other in (record, *compared) for points in pruning_points(other["parts"]).values()]
     names = names_of_tests(record["settings"])
     splits = list(next(iter(all_curves[0].values()))["tests"])
-    rankings = {"normalised": "importance normalised per layer", "raw": "unnormalised importance"}
+    rankings = {"normalised": "importance normalised per layer", "raw": "raw importance"}
     ranking = rankings[record["settings"]["ranking"]]
     description = (
         f"Heads are masked in order of {ranking}, least important first, without training between "

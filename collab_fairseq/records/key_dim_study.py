@@ -1,4 +1,4 @@
-"""The cost of reducing the key dimension of standard and collaborative heads (Figure 3 of Cordonnier et al. 2020).
+"""The cost of reducing the key dimension of standard and collaborative heads (as in Cordonnier et al. 2020).
 
 The loss of a run is its negative log-likelihood on all test sets, in bits per token. The cost of a row is its loss
 minus that of standard heads at the full key dimension (the width of the model), paired by seed.

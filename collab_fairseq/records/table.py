@@ -23,7 +23,6 @@ from collab_fairseq.records.columns import (
 )
 from collab_fairseq.records.rows import TrainingRecord, frame, losses
 from collab_fairseq.records.scores import interval_cell, list_test_sets
-from collab_fairseq.scoring.significance import OVER_SEEDS
 from fairseq_modern.errors import UserError
 
 #: metrics that rows are compared in if the table shows them; sacreBLEU if it shows none of them
@@ -148,9 +147,10 @@ def _pattern(paths: Sequence[str]) -> str:
 def _notes(data: Any, shown: Sequence[str], seeds_only: Set[str], table: str) -> List[str]:
     """Notes on the numbers of the table, one line each."""
     notes, seeds = [], data.groupby("row").size()
-    if set(METRICS) & set(shown) and seeds.max() > 1:
-        notes.append(f"In brackets: {OVER_SEEDS}{_exceptions(seeds_only)}.")
-    if set(METRICS) & set(shown) and seeds.min() < 2:
+    metrics = [METRICS[name] for name in shown if name in METRICS]
+    if metrics and seeds.max() > 1:
+        notes.append(f"In brackets: {_intervals(metrics, seeds_only)}.")
+    if metrics and seeds.min() < 2:
         notes.append("Scores without an interval are from a single seed.")
     if "±" in table:
         notes.append("After ±: the sample standard deviation over the seeds.")
@@ -199,8 +199,8 @@ def _comparison(data: Any, baseline: str, group_by: Sequence[str], shown: Sequen
         return ""
     notes = []
     if any(int(line["seeds"]) > 1 for line in lines):
-        exceptions = _exceptions(seeds_only)
-        notes.append(f"In brackets: {OVER_SEEDS}, paired by seed{exceptions}. A star: the interval excludes 0.")
+        intervals = _intervals([METRICS[name] for name in metrics], seeds_only)
+        notes.append(f"In brackets: {intervals}, paired by seed. A star: the interval excludes 0.")
     if any(line["seeds"] == "1" for line in lines):
         notes.append("A single seed has no interval.")
     fields = ", ".join(described(field, value) for field, value in zip(group_by, key, strict=True))
@@ -208,5 +208,10 @@ def _comparison(data: Any, baseline: str, group_by: Sequence[str], shown: Sequen
     return f"Compared with {fields}:\n\n{table}\n\n{' '.join(notes)}"
 
 
-def _exceptions(seeds_only: Set[str]) -> str:
-    return f"; for {', '.join(sorted(seeds_only))} over the seeds only" if seeds_only else ""
+def _intervals(metrics: Sequence[str], seeds_only: Set[str]) -> str:
+    """What the intervals of the metrics are over; ``seeds_only``: those whose intervals leave out the sentences."""
+    over_seeds = "95 % intervals over the seeds (Student's t)"
+    if seeds_only >= set(metrics):
+        return over_seeds
+    exceptions = f"; not for {', '.join(sorted(seeds_only))}" if seeds_only else ""
+    return f"{over_seeds} and the sentences (jackknife{exceptions})"

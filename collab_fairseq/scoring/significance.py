@@ -17,8 +17,6 @@ from fairseq_modern.errors import UserError
 SAMPLES, SEED = 1000, 12345
 #: the test of two systems, for notes below results
 METHOD = "paired bootstrap over the sentences, centred and two-sided"
-#: the interval over seeds, for notes below tables
-OVER_SEEDS = "95 % intervals over the seeds (Student's t) and the sentences (jackknife)"
 # largest difference between a score and the score of its sentence statistics
 _ROUNDING = 1e-4
 

@@ -107,7 +107,8 @@ def translate(
     size = len(dataset(trained, split))
     size = size if sentences is None else min(size, sentences)
     if len(translations) < size:  # in train, long sentences are omitted
-        raise UserError(f"{size - len(translations)} of {size} sentences of {split} exceed the model's positions")
+        longer = size - len(translations)
+        raise UserError(f"the sentences of {split} must fit the model's positions; {longer} of {size} are longer")
     return [translations[number] for number in sorted(translations)]
 
 

@@ -29,7 +29,7 @@ transformers on it in parallel: standard heads at the full key dimension, standa
 of it. (With fewer than three threads in OMP_NUM_THREADS, fewer are trained at a time.) Average, translate, score, and
 show the results in a table, a figure and a few translations. The same command resumes an interrupted demo and skips
 finished steps. The random seed of the corpus is also that of training."""
-ENDING = "OUTPUT: data/, one folder per model as in recipes/toy, summary.md, validation.svg."
+ENDING = "OUTPUT contains data/, one folder per model, table.md, summary.md and validation.svg."
 
 
 def parse(recipe: settings.DictConfig) -> argparse.Namespace:

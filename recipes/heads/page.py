@@ -14,7 +14,7 @@ TITLES = {
     "importance": "Importance",
     "ablate": "Ablation of single heads",
     "prune": "Pruning",
-    "prune-raw": "Pruning by importance that is not normalised",
+    "prune-raw": "Pruning by raw importance",
     "gates": "Gates",
     "roles": "Roles",
 }

@@ -37,8 +37,8 @@ TRAINING += ["--save-interval-updates", "200", "--log-interval", "50"]
 
 
 def penalties(text: str) -> List[str]:
-    if not re.fullmatch(r"none|[\d.]+(,[\d.]+)*", text):
-        raise UserError(f"--penalties must be numbers such as 0.01,0.03; got '{text}'")
+    if not re.fullmatch(r"none|\d+(\.\d+)?(,\d+(\.\d+)?)*", text):
+        raise UserError(f"--penalties must be numbers joined by commas, such as 0.01,0.03, or none; got '{text}'")
     return [] if text == "none" else text.split(",")
 
 

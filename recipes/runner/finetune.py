@@ -39,11 +39,11 @@ def build_parser(recipe: str, **about: Any) -> argparse.ArgumentParser:
     """The options shared by these recipes."""
     parser = Parser(f"recipes/{recipe}/run.sh", formatter_class=argparse.RawDescriptionHelpFormatter, **about)
     add = parser.add_argument
-    text = "checkpoint of fairseq's transformer or of transformer_collab"
+    text = "checkpoint of fairseq's transformer or of transformer_collab (required)"
     add("--model", metavar="FILE", type=os.path.abspath, help=text)
-    text = "its data-bin (data_prep/multi30k.sh --spm FILE --dict FILE makes one for a given model)"
+    text = "its data-bin (required; data_prep/multi30k.sh --spm FILE --dict FILE makes one for a given model)"
     add("--data", metavar="DIR", type=os.path.abspath, help=text)
-    add("--name", help="name of the model in records, tables and figures")
+    add("--name", help="name of the model in records, tables and figures (required)")
     text = "a test split and its raw references, such as test=test_2016_flickr.de; repeatable"
     add("--reference", action="append", default=[], type=pair, metavar="SPLIT=FILE", help=text)
     add("--seed", metavar="N", type=positive, default=1, help="random seed (default: 1)")

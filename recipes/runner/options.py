@@ -59,11 +59,11 @@ def add_run_options(parser: argparse.ArgumentParser, recipe: str, cfg: DictConfi
     group = parser.add_argument_group("run")
     text = "sites with collaborative heads: encoder, cross, decoder joined by _, or none"
     add_setting(group, cfg, "--heads", "model.collaborative_heads", text, metavar="SITES")
-    text = "key dimension: shared by collaborative heads, summed over standard heads (d_model with --heads none alone)"
+    text = "key dimension: shared by collaborative heads, summed over standard heads; --heads none defaults to d_model"
     add_setting(group, cfg, "--key-dim", "model.key_dim", text, metavar="N", type=positive)
     add_setting(group, cfg, "--seed", "common.seed", "random seed of training", metavar="N", type=number)
     names = " ".join(sorted(cfg.recipe.variants)) or "none in this recipe"
-    text = f"named settings from recipe.variants in the YAML file; join several by _: {names}"
+    text = f"named settings from recipe.variants in the YAML file; several joined by _ (available: {names})"
     group.add_argument("--variant", metavar="NAME", help=text)
     text = f"folder of the run (default: runs/{recipe}/<heads, key dimension, variant, seed, updates>)"
     group.add_argument("--output", metavar="DIR", type=os.path.abspath, help=text)
@@ -109,8 +109,8 @@ def add_shared_options(parser: argparse.ArgumentParser, recipe: str, cfg: DictCo
     group.add_argument("--data", metavar="DIR", type=os.path.abspath, help=text)
     text = f"downloaded corpus, passed to {settings.prepare}"
     group.add_argument(settings.source_option, metavar="PATH", type=os.path.abspath, dest="corpus", help=text)
-    downloaded = ", or downloaded by sacrebleu" if settings.sacrebleu_sets else ""
-    text = f"raw references of the test set instead of those of the data{downloaded}"
+    downloaded = ", else downloaded by sacrebleu" if settings.sacrebleu_sets else ""
+    text = f"raw references of the test set (default: those of the data{downloaded})"
     add_setting(group, cfg, "--reference", "recipe.reference", text, metavar="FILE", type=os.path.abspath)
 
     group = parser.add_argument_group("machine")
@@ -153,9 +153,9 @@ def build_parser(script: Path, cfg: DictConfig) -> argparse.ArgumentParser:
         description=f"{cfg.recipe.about}. {STEPS[step]}",
         epilog=f"Override settings of recipes/{recipe}/{recipe}.yaml, or add others of fairseq: "
         "optimization.lr=[0.001] model.dropout=0.1 recipe.batch_tokens=8192. Settings that an option determines "
-        "(common.bf16: --precision), or with which a run cannot be resumed and averaged (checkpoint.patience), are "
-        "errors. The same options select the same run in every script. The same command resumes an interrupted run and "
-        "skips finished steps.",
+        "(common.bf16: --precision) are rejected, and so are those that prevent resuming or averaging "
+        "(checkpoint.patience). The same options select the same run in every script. The same command resumes an "
+        "interrupted run and skips finished steps.",
     )
     parser.set_defaults(variant=None, stock=False)
     add_selecting_options = add_sweep_options if step == "sweep" else add_run_options

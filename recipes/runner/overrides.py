@@ -17,7 +17,7 @@ SET_BY_OPTIONS = {
     "common.cpu": "--device",
     "common.amp": "--precision",
     "common.bf16": "--precision",
-    "common.user_dir": "--stock, or omit it",
+    "common.user_dir": "recipe.training_module",
     "checkpoint.save_dir": "--output",
     "task.data": "--data",
 }

@@ -54,7 +54,7 @@ def sources(tmp_path):
 
 def make(folder, check=True):
     sources = ["--tatoeba", folder / "deu-eng.zip", "--testsets", folder / "checkout", "--output", folder / "corpus"]
-    checksums = ["--sums", folder / "sums.tsv", "--held-out", folder / "held_out.tsv"]
+    checksums = ["--checksums", folder / "sums.tsv", "--held-out", folder / "held_out.tsv"]
     return run("python", ROOT / "data_prep" / "micro_wmt_corpus.py", *sources, *checksums, check=check)
 
 

@@ -12,6 +12,8 @@ from collab_fairseq.scoring.sufficient_statistics import SCORES, load
 from fairseq_modern.errors import UserError
 from tests.unit.conftest import SEEDS, TESTS, rows_of
 
+OVER_SEEDS = "In brackets: 95 % intervals over the seeds (Student's t)"
+
 
 def contributions(by_name, row, metric):
     """Scores of a row on test_a (seeds), and pseudovalues of the sentences (seeds, sentences)."""
@@ -51,7 +53,8 @@ def test_losses_of_all_sets(by_name):
     markdown = table.markdown_table(runs, columns=["nll"])
     half = 12.7062 * 0.05  # Student's t with one degree of freedom
     assert rows_of(markdown) == [{"NLL test_b": f"4.250 [{4.25 - half:.3f}, {4.25 + half:.3f}] (of 2)"}]
-    assert "for NLL over the seeds only" in markdown
+    assert OVER_SEEDS in markdown
+    assert "sentences" not in markdown
     assert "NLL" not in table.markdown_table(runs)
     for run in runs[1:]:
         nll = run["losses"]["test_b"]["nll_loss"]
@@ -59,7 +62,8 @@ def test_losses_of_all_sets(by_name):
         run["losses"]["test_c"] = {"loss": 9, "nll_loss": 1.0, "tokens": 80}  # without sentences
     markdown = table.markdown_table(runs[1:], columns=["nll all tests"])
     assert rows_of(markdown)[0]["NLL all tests"].startswith("2.083 [")  # weighted by tokens
-    assert "for NLL over the seeds only" in markdown
+    assert OVER_SEEDS in markdown
+    assert "sentences" not in markdown
 
 
 def test_order_of_records_does_not_matter(runs):
@@ -86,9 +90,9 @@ def test_compares_with_baseline_paired_by_seed(runs, by_name):
 
 def test_seeds_with_different_references_are_an_interval_over_the_seeds_only(runs, by_name):
     """As in the demo, where every seed has its own corpus."""
-    exception = "for sacreBLEU over the seeds only"
     row = [run for run in runs if run["name"].startswith("none-32")]
-    assert exception not in table.markdown_table(row, columns=["sacrebleu"])
+    assert f"{OVER_SEEDS} and the sentences (jackknife)." in table.markdown_table(row, columns=["sacrebleu"])
+    assert "(jackknife; not for chrF)" in table.markdown_table(row, columns=["sacrebleu", "chrf"])
     scores, _ = contributions(by_name, "none-32", "sacreBLEU")
     for run in runs:
         for scored in run["scores"].values():
@@ -96,7 +100,8 @@ def test_seeds_with_different_references_are_an_interval_over_the_seeds_only(run
     markdown = table.markdown_table(runs, columns=["heads", "key_dim", "sacrebleu"], baselines=["none-32-s1"])
     limits = interval(scores)
     assert rows_of(markdown)[1]["sacreBLEU test_a"] == f"{limits.mean:.2f} [{limits.low:.2f}, {limits.high:.2f}]"
-    assert markdown.count(exception) == 2  # of the table and of the comparison
+    assert markdown.count(OVER_SEEDS) == 2  # of the table and of the comparison
+    assert "sentences" not in markdown
 
 
 @pytest.mark.parametrize("statistics", [True, False])
@@ -120,7 +125,8 @@ def test_reports_missing_values(runs):
     runs[0]["training"]["words_per_second"] = None
     markdown = table.markdown_table(runs, baselines=["none-32-s1"])
     assert "chrF++" not in markdown
-    assert "for chrF, compound-split BLEU, sacreBLEU, tokenised BLEU over the seeds only" in markdown
+    assert OVER_SEEDS in markdown
+    assert "sentences" not in markdown
     row = rows_of(markdown)[1]
     assert row["words/s"] == "2,500 ± 707 (of 2)"
     assert row["sacreBLEU test_b"].endswith("(of 2)")
