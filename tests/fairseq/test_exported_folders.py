@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import collab_fairseq
+from collab_fairseq.export import readme as model_card
 from collab_fairseq.export import write
 from collab_fairseq.export.source import output_folder, read_source
 from collab_fairseq.translation import add_text, load_model, translate
@@ -198,6 +199,14 @@ def test_readme_omits_unknown_facts(models, tmp_path):
     with pytest.raises(UserError, match=r"other\.json is not a record of this project"):
         write(read_source(checkpoint, record=tmp_path / "other.json"), "folder", tmp_path / "new")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other.json", "out"]
+
+
+def test_readme_names_a_factor_of_the_logits():
+    published = ROOT / "results" / "models"
+    for name, factor in (("convergence-standard-256", True), ("multi30k-standard-128", False)):
+        text = model_card.readme(read_source(published / name), "Translation model", [])
+        assert ("32 each, attention logits × 0.62\n" in text) == factor
+        assert ("32 each\n" in text) != factor
 
 
 @pytest.mark.parametrize(("target", "subwords"), [("folder", True), ("fairseq", True), ("folder", False)])
