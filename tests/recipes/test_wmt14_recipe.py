@@ -161,15 +161,17 @@ def test_job_on_two_nodes_saves_before_its_time_limit_and_is_requeued(rehearsed,
     assert 5 <= reached["optimizer_history"][-1]["num_updates"] < 400
 
 
+@pytest.mark.parametrize("delay", ["", "trap 'sleep 0.2' DEBUG"], ids=["waiting", "starting"])
 @pytest.mark.parametrize(("number", "requeued"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
-def test_only_the_signal_before_the_time_limit_requeues_a_job(slurm, number, requeued, tmp_path):
-    """Slurm sends SIGTERM for scancel."""
+def test_only_the_signal_before_the_time_limit_requeues_a_job(slurm, number, requeued, delay, tmp_path):
+    """Slurm sends SIGTERM for scancel. With a delay before every command, the signal arrives while the job starts."""
+    (tmp_path / "delay").write_text(delay)
     recipe = tmp_path / "recipes" / "waiting"
     recipe.mkdir(parents=True)
     script = recipe / "run.sh"
     script.write_text("#!/bin/bash\ntrap 'exit 75' TERM\ntouch started\nwhile true; do sleep 0.02; done\n")
     script.chmod(0o755)
-    job = {**os.environ, "SLURM_SUBMIT_DIR": str(tmp_path)}
+    job = {**os.environ, "SLURM_SUBMIT_DIR": str(tmp_path), "BASH_ENV": str(tmp_path / "delay")}
     command = ["bash", str(RECIPES / "slurm" / "run.sbatch"), "waiting"]
     process = subprocess.Popen(command, env=job, cwd=tmp_path)
     forked.wait_for((tmp_path / "started").exists, process)
