@@ -99,6 +99,7 @@ def test_finalised_model_equals_gated_model(values, closed, make_state, tiny_run
     assert (logits(final) - logits(gated)).abs().max() > 1e-3  # control
 
 
+@pytest.mark.slow
 def test_distributed_training_with_a_closed_layer(tiny_data, tiny_run, tmp_path):
     """c10d fails at the second update if a parameter has no gradient; all gates of a layer start closed."""
     source, last, final = tmp_path / "source.pt", tmp_path / "run" / "checkpoint_last.pt", tmp_path / "final.pt"

@@ -69,6 +69,7 @@ def kill_in_training(folder, model):
     return not list((model / "checkpoints").glob("checkpoint_*_1[34].pt"))
 
 
+@pytest.mark.slow
 def test_resumed_demo_equals_uninterrupted_demo(finished, tmp_path):
     uninterrupted, first = finished
     folder = shutil.copytree(uninterrupted, tmp_path / "run")
