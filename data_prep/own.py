@@ -1,8 +1,8 @@
 """The user's own corpus: two raw text files, or a folder with train, valid and test, verified and split.
 
 A line is a sentence; the same line of the other file is its translation. Of two files, the pairs with the smallest
-SHA-256 become valid and test, independently of the order of the lines, and no training pair contains one of
-their sentences. Of a folder, train is used without the pairs of valid and test.
+SHA-256 become valid and test, independently of the order of the lines, and no training pair contains one of their
+sentences. Of a folder, train is used without the pairs of valid and test.
 """
 
 import argparse

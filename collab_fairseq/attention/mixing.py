@@ -1,7 +1,7 @@
 """Initial mixing matrices M (H, D̃k): row i weights the shared key dimensions for head i.
 
-They follow Cordonnier, Loukas, Jaggi (2020), https://arxiv.org/abs/2006.16362: standard heads are blocks of
-ones of equal size, heads of different sizes are blocks of different sizes, collaborative heads are dense.
+They follow Cordonnier, Loukas, Jaggi (2020), https://arxiv.org/abs/2006.16362: standard heads are blocks of ones of
+equal size, heads of different sizes are blocks of different sizes, collaborative heads are dense.
 """
 
 from typing import Callable, Dict, Sequence

@@ -1,6 +1,5 @@
 """Standard multi-head attention with a free key dimension: the baseline of every comparison."""
 
-import math
 from typing import Any, Optional
 
 import torch
@@ -58,8 +57,8 @@ class StandardAttention(AttentionLayer):
     def summary(self) -> str:
         each = self.key_dim // self.num_heads
         text = f"{self.num_heads} standard heads with a key dimension of {self.key_dim}, {each} each{self._in_groups()}"
-        factor = self.scale * math.sqrt(self.head_dim)
-        return text if math.isclose(factor, 1, rel_tol=1e-3) else f"{text}, attention logits × {factor:.3g}"
+        factor = f"{self.scale * self.head_dim**0.5:.3g}"
+        return text if factor == "1" else f"{text}, attention logits × {factor}"
 
     def head_maps(self) -> HeadMaps:
         return HeadMaps(

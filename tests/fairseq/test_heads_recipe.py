@@ -90,9 +90,9 @@ def test_rank_correlation_computed_by_hand():
 def test_figures_show_names_scores_and_common_axes(tmp_path):
     pytest.importorskip("matplotlib")
     names = ("convergence-standard-256", "convergence-collaborative-32")
-    records = [RECORDS / f"{name}.{analysis}.json" for name in names for analysis in ("ablate", "prune", "prune-raw")]
-    for record in records:
-        shutil.copy(record, tmp_path)
+    for name in names:
+        for analysis in ("ablate", "prune", "prune-raw"):
+            shutil.copy(RECORDS / f"{name}.{analysis}.json", tmp_path)
     figures = ROOT / "recipes" / "heads" / "figures.py"
     run("python", figures, *sorted(tmp_path.glob("*.json")))
     text = (tmp_path / "convergence-collaborative-32.ablate.svg").read_text()
