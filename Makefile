@@ -103,6 +103,9 @@ tables:
 	@set -e; for part in selection tests pairs; do \
 	    $(COLLAB:collab=python) recipes/curve/convergence.py $$part $(LONGER) \
 	        --output recipes/curve/convergence.md --marker $$part $(CHECK); done
+	@set -e; for part in blind shares; do \
+	    $(COLLAB:collab=python) recipes/curve/convergence.py $$part $(LONGER) --blind results/blind_scores.json \
+	        --output recipes/curve/convergence.md --marker $$part $(CHECK); done
 	@$(COLLAB:collab=python) recipes/curve/convergence.py masked $(RUNS)/curve_masked-*.json $(AT_32) \
 	    --output recipes/curve/convergence.md --marker masked $(CHECK)
 	@$(COLLAB:collab=python) recipes/curve/logits.py --output recipes/curve/convergence.md --marker logits $(CHECK)

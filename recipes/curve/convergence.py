@@ -8,6 +8,8 @@ PART is one of
     selection   validation NLL of all settings with seeds 1 and 2, and the selected setting of each row
     tests       primary and secondary tests of the selected settings; with all seeds of the protocol, also the outcome
     pairs       C − F, C − S and S − F for every pair of settings, seeds 1 and 2
+    blind       scores of the blind test sets, from --blind with intervals over the seeds
+    shares      (S − C)/(S − F) by several measures; needs --blind
     masked      design B: the share of the gain that needs no sharing; with all seeds, also the verdict
     figure      C − F, C − S and S − F during training (--figure FILE), of one or two lengths of training
 
@@ -33,6 +35,8 @@ from convergence_rows import (
     by_setting,
     common_seeds,
     contrast,
+    corrections,
+    curve_differences,
     differences,
     fieller,
     length_of,
@@ -45,6 +49,7 @@ from convergence_rows import (
     shown,
     valid_nll,
 )
+from convergence_shares import blind_page, load_scores, shares_page
 from scipy import stats
 
 from collab_fairseq.cli.main import guarded
@@ -99,8 +104,9 @@ def tests_page(settings: Settings) -> str:
         verdict = f"Outcome: **undecided: runs of the selection are missing: {'; '.join(missing)}**."
     elif tuple(seeds) == TEST_SEEDS:
         claim = bool(primary.pvalue < ALPHA and sum(later) / len(later) < 0)
-        verdict = f"The claim {'holds' if claim else 'fails'}. Outcome: "
-        verdict += f"**{'; '.join(outcome(nll, selected['F'], claim))}**."
+        sentences = "; ".join(f"“{sentence}”" for sentence in outcome(nll, selected["F"], claim))
+        verdict = f"The claim {'holds' if claim else 'fails'}. Outcome, in the words of the protocol: **{sentences}**."
+        verdict += "".join(f"\n\nCorrection: {sentence}." for sentence in corrections(settings, selected))
     else:
         verdict = f"Outcome: **{undecided(TEST_SEEDS, seeds)}**."
     paragraphs = [
@@ -188,21 +194,13 @@ def during_training(settings: Settings, rows: Dict[str, Setting]) -> Dict[str, D
 
     The first quarter of the updates is omitted: its differences can be several times as large as the later ones.
     """
-    runs = {row: settings[setting] for row, setting in rows.items()}
-    seeds = common_seeds(runs)
-    curves = {
-        row: [{p["updates"]: p["nll_loss"] for p in by_seed[seed]["curves"]["valid"]} for seed in seeds]
-        for row, by_seed in runs.items()
-    }
-    common = sorted(set.intersection(*(set(curve) for of_row in curves.values() for curve in of_row)))
+    seeds = common_seeds({row: settings[setting] for row, setting in rows.items()})
     result: Dict[str, Dict[int, Interval]] = {}
     for one, other in PAIRS:
-        values = {
-            update: interval([x[update] - y[update] for x, y in zip(curves[one], curves[other], strict=True)])
-            for update in common
-            if 4 * update >= common[-1]
+        values = curve_differences(settings, rows[one], rows[other], seeds)
+        result[f"{one} − {other}"] = {
+            update: interval(of_update) for update, of_update in values.items() if 4 * update >= max(values)
         }
-        result[f"{one} − {other}"] = values
     return result
 
 
@@ -238,16 +236,20 @@ def draw(long: Settings, short: Settings, path: str) -> None:
 
 
 PAGES = {"selection": selection_page, "tests": tests_page, "pairs": pairs_page, "masked": masked_page}
+BLIND_PAGES = {"blind": blind_page, "shares": shares_page}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=[*PAGES, "figure"], metavar="PART")
+    parser.add_argument("part", choices=[*PAGES, *BLIND_PAGES, "figure"], metavar="PART")
     parser.add_argument("records", nargs="+", metavar="RECORD")
     parser.add_argument("--figure", metavar="FILE", help="for figure: a .png or .svg file")
+    parser.add_argument("--blind", metavar="FILE", help="for blind and shares: scores of the blind test sets")
     args = parse_script_with_page(parser)
     if (args.part == "figure") != bool(args.figure):
         parser.error("--figure is required for the part figure, and not allowed for others")
+    if (args.part in BLIND_PAGES) != bool(args.blind):
+        parser.error("--blind is required for the parts blind and shares, and not allowed for others")
     if args.figure:
         reject_flags(args, ("output",), "is for tables, not for --figure")
     runs = [load_run(path) for path in args.records]
@@ -257,6 +259,8 @@ def main() -> None:
             raise UserError(f"the figure can show at most two lengths; got {lengths} updates")
         of_length = [by_setting([run for run in runs if length_of(run) == length]) for length in lengths]
         draw(of_length[0], of_length[1] if len(of_length) > 1 else {}, args.figure)
+    elif args.blind:
+        publish(args, BLIND_PAGES[args.part](by_setting(runs), load_scores(args.blind)) + "\n")
     else:
         publish(args, PAGES[args.part](by_setting(runs)) + "\n")
 

@@ -2,12 +2,14 @@
 
 import contextlib
 import copy
+import itertools
 import json
 import math
 import re
 
 import convergence as study_pages
 import convergence_rows as rows
+import convergence_shares as shares
 import numpy
 import pytest
 from scipy import stats
@@ -92,9 +94,9 @@ NOISE = numpy.array([0.0, 0.002, -0.002, 0.001, -0.001])
         (0.0, 0.1, None, r"The claim holds.*nothing measurable \(C − F: "),
         (0.0, 0.0, None, "this corpus cannot tell"),
         (0.06, 0.1, None, r"The claim fails.*recover 0\.4\d \[0\.\d\d, 0\.\d\d\] of what"),
-        (0.1, 0.1, None, "The claim fails.*speed of learning"),
+        (0.1, 0.1, None, "The claim fails.*“the gain of collaborative heads was speed of learning; .*”; “the earlier"),
         # C − F above 0, but less than a quarter of S − F; F with a factor on its logits
-        (0.03, 0.3, 0.62, "The claim holds.*smaller scale of the initial logits .*; .* at most a quarter"),
+        (0.03, 0.3, 0.62, "The claim holds.*smaller scale of the initial logits .*”; “.* at most a quarter"),
     ],
 )
 def test_outcomes_of_the_protocol(c, s, factor, words, tmp_path):
@@ -102,6 +104,7 @@ def test_outcomes_of_the_protocol(c, s, factor, words, tmp_path):
     rest = rest_of_selection(tmp_path, factor)
     text = convergence("tests", *made, *rest).stdout
     assert re.search(words, text, re.DOTALL), text
+    assert "Correction" not in text  # C is not ahead of F at 0.004 and behind it at 0.002
     share = float(re.search(r"^\| \(S − C\)/\(S − F\) \| (\S+) \[", text, re.MULTILINE)[1])
     cost, gain = s + NOISE[::-1] - FULL, s + NOISE[::-1] - c - NOISE
     assert share == pytest.approx(gain.mean() / cost.mean(), abs=0.006)
@@ -114,7 +117,10 @@ def test_tests_are_undecided_until_all_runs_are_finished(tmp_path):
     assert "n = 2; seeds none alone: not run." in text
     assert "Outcome: **undecided: the protocol needs seeds 1, 2, 3, 4, 5; finished: 1, 2**." in text
     assert "The claim" not in text
-    assert "The claim holds. Outcome: **after 40" in convergence("tests", *made, *rest).stdout
+    assert (
+        "The claim holds. Outcome, in the words of the protocol: **“after 40"
+        in convergence("tests", *made, *rest).stdout
+    )
     content = json.loads(made[0].read_text())
     content["commit"]["modified"] = True
     changed = tmp_path / "changed.json"
@@ -123,6 +129,102 @@ def test_tests_are_undecided_until_all_runs_are_finished(tmp_path):
     assert "undecided: the protocol needs runs of 5,500 updates from one unmodified commit" in text
     text = convergence("tests", *made, *rest[:-1]).stdout
     assert "Outcome: **undecided: runs of the selection are missing: C, lr 0.008 with seed 1**." in text
+
+
+LONGER = sorted(RUNS.glob("curve-*-u5500.json"))
+BLIND = ROOT / "results" / "blind_scores.json"
+NAMES = {"F": "none-dk256-scaled062_lr2", "S": "none-dk32-lr2", "C": "encoder_cross_decoder-dk32-blocks8_lr2"}
+
+
+def parts(row, seed):
+    """The measured parts of a run of 5,500 updates, straight from its record."""
+    return json.loads((RUNS / f"curve-{NAMES.get(row, row)}-s{seed}-u5500.json").read_text())["parts"]
+
+
+def test_sentences_on_learning_speed_are_corrected_by_the_records():
+    settings = rows.by_setting([load_run(path) for path in LONGER])
+    selected = rows.select(settings)
+    lead, speed = rows.corrections(settings, selected)
+
+    def nll(row, seed):
+        sets = [loss for name, loss in parts(row, seed)["losses"].items() if name != "valid"]
+        return sum(x["nll_loss"] * x["tokens"] for x in sets) / sum(x["tokens"] for x in sets)
+
+    def curve(row, seed):
+        return {point["updates"]: point["nll_loss"] for point in parts(row, seed)["curves"]["valid"]}
+
+    late = [nll("encoder_cross_decoder-dk32-blocks8_lr4", seed) - nll("none-dk256-lr4", seed) for seed in (1, 2)]
+    assert f"C − F in test NLL is {late[0]:+.3f}, {late[1]:+.3f} after 40 epochs" in lead
+    c, f = ([curve(row, seed) for seed in range(1, 6)] for row in "CF")
+    behind = [sum(x[update] - y[update] for x, y in zip(c, f, strict=True)) > 0 for update in f[0]]
+    assert f"lower at all {len(behind)} validations (mean of 5 seeds)" in lead
+    assert all(behind)
+    for row, rate in itertools.product("CS", (4, 2)):
+        of_row = NAMES[row].replace("lr2", f"lr{rate}")
+        early = [curve(of_row, seed)[660] - curve(f"none-dk256-lr{rate}", seed)[660] for seed in (1, 2)]
+        assert f"{row} − F {early[0]:+.3f}, {early[1]:+.3f} at 0.00{rate}" in speed
+    # control: without the lead at 0.004, and with a single validation at which C is ahead, there is no correction
+    full = settings[rows.Setting("F", 0.004, 1.0)]
+    full[1] = {**full[1], "losses": settings[selected["F"]][1]["losses"]}
+    assert rows.corrections(settings, selected) == [speed]
+    settings = rows.by_setting([load_run(path) for path in LONGER])
+    for run_ in settings[selected["F"]].values():
+        run_["curves"]["valid"][50]["nll_loss"] += 1
+    assert rows.corrections(settings, selected) == [speed]
+
+
+def test_blind_scores_have_intervals_over_seeds():
+    scores = json.loads(BLIND.read_text())
+    text = convergence("blind", *LONGER, "--blind", BLIND).stdout
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if "|" in line]
+    header = lines[0]
+    for test, name in (("blind_2017_mscoco", "2017 mscoco"), ("blind_2018_flickr", "2018 flickr"), ("both", "both")):
+        for metric in ("sacreBLEU", "chrF++"):
+            values = {
+                row: numpy.array([scores[f"curve-{of_row}-s{seed}-u5500"][test][metric] for seed in range(1, 6)])
+                for row, of_row in NAMES.items()
+            }
+            line = dict(zip(header, next(line for line in lines if line[:2] == [name, metric]), strict=True))
+            for one, other in ("CF", "CS", "SF"):
+                x = values[one] - values[other]
+                low, high = stats.t.interval(0.95, len(x) - 1, loc=x.mean(), scale=stats.sem(x))
+                assert line[f"{one} − {other}"] == f"{x.mean():+.2f} [{low:+.2f}, {high:+.2f}]"
+            assert float(line["F"]) == pytest.approx(values["F"].mean(), abs=0.006)
+    assert "| both | sacreBLEU | -1.73, -1.52 | -0.62, -0.68 |" in text  # seeds 1 and 2 against F without its factor
+
+
+def test_shares_by_measure():
+    text = convergence("shares", *LONGER, "--blind", BLIND).stdout
+    scores = json.loads(BLIND.read_text())
+
+    def training(row, seed):
+        return numpy.mean([p["nll_loss"] for p in parts(row, seed)["curves"]["train"] if p["updates"] > 4500])
+
+    measures = {
+        "NLL of the training set": training,
+        "NLL of the validation set": lambda row, seed: parts(row, seed)["losses"]["valid"]["nll_loss"],
+        "sacreBLEU of both blind": lambda row, seed: scores[f"curve-{NAMES[row]}-s{seed}-u5500"]["both"]["sacreBLEU"],
+    }
+    for name, measure in measures.items():
+        line = next(line for line in text.splitlines() if line.startswith(f"| {name}"))
+        values = {row: numpy.array([measure(row, seed) for seed in range(1, 6)]) for row in "FSC"}
+        share, low, high = map(float, re.search(r"(\S+) \[(\S+), (\S+)\] \|$", line).groups())
+        gain, cost = values["S"] - values["C"], values["S"] - values["F"]
+        assert share == pytest.approx(gain.mean() / cost.mean(), abs=0.006)
+        for limit in (low, high):  # just rejected by a t-test, up to rounding
+            around = [stats.ttest_1samp(gain - (limit + step) * cost, 0).pvalue for step in (-0.006, 0.006)]
+            assert min(around) < 0.05 < max(around)
+
+
+def test_blind_scores_must_cover_all_runs():
+    scores = json.loads(BLIND.read_text())
+    del scores[f"curve-{NAMES['S']}-s4-u5500"]["both"]["chrF++"]
+    settings = rows.by_setting([load_run(path) for path in LONGER])
+    with pytest.raises(UserError, match=rf"must have chrF\+\+ of both for curve-{NAMES['S']}-s4-u5500; it has none"):
+        shares.blind_page(settings, scores)
+    for words in (("blind", *LONGER), ("tests", *LONGER, "--blind", BLIND)):
+        done = convergence(*words, check=False)
+        assert (done.returncode, "--blind is required for the parts blind and shares" in done.stderr) == (2, True)
 
 
 def test_pairs_compare_all_rows_at_all_learning_rates(tmp_path):
