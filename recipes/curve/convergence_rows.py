@@ -282,10 +282,10 @@ def corrections(settings: Settings, selected: Dict[str, Setting]) -> List[str]:
         if row != "F"
     }
     if all(values and (max(values) < 0 if lr == 0.004 else min(values) > 0) for (_, lr), values in early.items()):
-        cells = [f"{row} − F {numbers(values)} at {lr:g}" for (row, lr), values in early.items()]
+        cells = "; ".join(f"{row} − F {numbers(values)} at {lr:g}" for (row, lr), values in early.items())
         sentences.append(
             "in these runs, models with a reduced key dimension learned faster at 0.004 only. Differences in "
-            f"validation NLL at update {EARLY} (seeds {listed(SELECTION_SEEDS)}, F without the factor): {'; '.join(cells)}"
+            f"validation NLL at update {EARLY} (seeds {listed(SELECTION_SEEDS)}, F without the factor): {cells}"
         )
     return sentences
 
