@@ -128,8 +128,8 @@ tables:
 	@$(COLLAB) bench table results/bench/train-fast.json results/bench/decode-fast.json \
 	    results/bench/decode-fast-base.json $(CHECK) --output docs/speed.md --marker fast
 	@$(COLLAB) bench table results/bench/layer-h100.json results/bench/decode-h100.json results/bench/train-h100.json \
-	    $(CHECK) --rows 'layer/encoder/64x32/dk128/*' --rows 'layer/encoder/512x32/*' \
-	    --rows 'layer/encoder/32x512/*' --rows 'decode/*' --rows 'train/base/*' --output docs/speed.md --marker gpu
+	    $(CHECK) --rows 'layer/encoder/*/dk128/*' --rows 'layer/encoder/512x32/dk512/*' \
+	    --rows 'decode/*' --rows 'train/base/*' --output docs/speed.md --marker gpu
 
 figures:
 	$(TABLE) $(RUNS)/multi30k-none-dk128-s?-u4000.json $(RUNS)/multi30k-*-dk32-s?-u4000.json \
