@@ -11,8 +11,10 @@
 The log may be unsorted, have n-best lists, or be split into shards; plain text has one translation per line. Raw text
 is Moses-tokenised for the first two scores; tokenised text is detokenised for all others. sacreBLEU is comparable
 across papers, tokenised and compound-split BLEU only with scores of the same name. Lower TER is better. --baseline
-compares the sacreBLEU of two systems by a paired bootstrap over the sentences. --comet needs `pip install
-unbabel-comet` and a COMET model, a checkpoint or a name; the score is multiplied by 100.
+compares the sacreBLEU of two models by a paired bootstrap over the sentences. It says nothing about their settings:
+models that differ in the seed only can differ significantly, too (in our records, in 7 % of comparisons; for one
+setting in 5 of 10). --comet needs `pip install unbabel-comet` and a COMET model, a checkpoint or a name; the score is
+multiplied by 100.
 """
 
 import argparse
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from collab_fairseq.scoring.evaluation import Evaluation
     from collab_fairseq.scoring.significance import Comparison
 
-HELP = "score translations, or compare two systems"
+HELP = "score translations, or compare two models"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("logs", nargs="+", metavar="FILE", help=text)
     text = "raw, untokenised references; line i belongs to sentence id i (default: references of the log)"
     add("--reference", metavar="FILE", help=text)
-    add("--baseline", nargs="+", metavar="FILE", help="another system in the same form, to compare with")
+    add("--baseline", nargs="+", metavar="FILE", help="another model's translations in the same form, to compare with")
     text = "language of the translations (default: that of the log, else the suffix of --reference, such as test.de)"
     add("--target-lang", metavar="LANG", help=text)
     text = "whether the text is tokenised (default: auto, inferred from spaces before punctuation marks)"
@@ -116,5 +118,6 @@ def _comparison_lines(comparison: "Comparison", names: Sequence[str]) -> List[st
     return [
         f"{'difference':<20} {comparison.difference:+.2f}, {interval}, p = {comparison.p_value:.3f}",
         f"{'':<20} sacreBLEU of {names[0]} − {names[1]}",
-        f"{'':<20} {METHOD}, {SAMPLES:,} resamples",
+        f"{'':<20} {METHOD}, {SAMPLES:,} resamples;",
+        f"{'':<20} of two models: other seeds of the same settings can differ as much",
     ]

@@ -65,6 +65,7 @@ def test_log_and_plain_text_have_equal_scores_and_are_compared(tmp_path):
     assert f"\ndifference           {line}\n" in printed
     assert printed.count("\nsacreBLEU ") == 2
     assert f"sacreBLEU of {other} − {log}" in printed
+    assert "of two models: other seeds of the same settings can differ as much" in printed
 
 
 @pytest.mark.parametrize(
