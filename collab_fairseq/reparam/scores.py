@@ -1,6 +1,7 @@
 """Fit of collaborative heads to the attention scores of a trained layer."""
 
 import logging
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Union
 
 import torch
@@ -96,13 +97,13 @@ def fit_layers(
     progress: Optional[Callable[[str, ScoreFit], None]] = None,
     **options: Any,
 ) -> Dict[str, ScoreFit]:
-    """:func:`fit_scores` for every layer of a model.
+    """:func:`fit_scores` for every layer of a model, on a CPU one layer per core: products of these sizes scale badly.
 
     Args:
         sources: name of a layer → its scores.
         key_dims: key dimension of all layers, or name → key dimension.
         calibrations: name → statistics of that layer; None: no calibration.
-        progress: called with name and fit after each layer; default: log the fit.
+        progress: called with name and fit after each layer, in any order; default: log the fit.
         options: see :func:`fit_scores`.
 
     Raises:
@@ -114,18 +115,29 @@ def fit_layers(
         missing = [name for name in sources if by_name is not None and name not in by_name]
         if missing:
             raise ReparamError(f"every layer needs a {item}; there is none for {', '.join(missing)}")
+    threads = torch.get_num_threads()
+    on_cpu = all(source.heads.query.device.type == "cpu" for source in sources.values())
+    pool = ThreadPoolExecutor(threads if on_cpu else 1, initializer=torch.set_num_threads, initargs=(1,))
     fits: Dict[str, ScoreFit] = {}
-    for name, source in sources.items():
-        fit = fit_scores(source, key_dims[name], calibrations[name] if calibrations else None, **options)
-        fits[name] = fit
-        if progress is not None:
-            progress(name, fit)
-            continue
-        position = f"{name} ({len(fits)} of {len(sources)})"
-        ranks = (source.heads.rank, key_dims[name])
-        measured = (fit.error, fit.decomposition.seconds)
-        logger.info("%s: key dimension %d to %d, relative error %.4f, %.1f s", position, *ranks, *measured)
-    return fits
+    try:
+        running = {
+            pool.submit(fit_scores, source, key_dims[name], (calibrations or {}).get(name), **options): name
+            for name, source in sources.items()
+        }
+        for future in as_completed(running):
+            name, fit = running[future], future.result()
+            fits[name] = fit
+            if progress is not None:
+                progress(name, fit)
+                continue
+            position = f"{name} ({len(fits)} of {len(sources)})"
+            ranks = (sources[name].heads.rank, key_dims[name])
+            measured = (fit.error, fit.decomposition.seconds)
+            logger.info("%s: key dimension %d to %d, relative error %.4f, %.1f s", position, *ranks, *measured)
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(threads)
+    return {name: fits[name] for name in sources}
 
 
 def scores_of(layer: AttentionLayer) -> ScoreWeights:

@@ -5,16 +5,18 @@ that minimise ``Σ_i ‖T_i − A diag(m_i) Bᵀ‖²``. Cordonnier, Loukas, Jag
 re-parametrise trained layers this way, by alternating least squares (ALS) on the dense (H, Dq, Dk) tensor. For ALS, see
 Kolda and Bader (2009), "Tensor Decompositions and Applications", https://doi.org/10.1137/07070111X.
 
-The tensor already is a CP decomposition. With ``q = QᵀB`` and ``p = PᵀA``, both (K, R), a sweep only needs
+The tensor already is a CP decomposition, and A and B of every least-squares solution lie in the spans of P and Q. A
+sweep therefore works on their coefficients, ``A = P X`` and ``B = Q Y``, and on the Gram matrices of P and Q. With
+``p = PᵀA = PᵀP X`` and ``q = QᵀB = QᵀQ Y``, both (K, R), it computes
 
-    A ← P [(WᵀM) ⊙ q] (BᵀB ⊙ MᵀM)⁻¹      M ← W [p ⊙ q] (AᵀA ⊙ BᵀB)⁻¹      B ← Q [(WᵀM) ⊙ p] (AᵀA ⊙ MᵀM)⁻¹
-    error² = ‖T‖² − 2 ⟨Q [(WᵀM) ⊙ p], B⟩ + ⟨B (AᵀA ⊙ MᵀM), B⟩
+    X ← [(WᵀM) ⊙ q] (BᵀB ⊙ MᵀM)⁻¹        M ← W [p ⊙ q] (AᵀA ⊙ BᵀB)⁻¹        Y ← [(WᵀM) ⊙ p] (AᵀA ⊙ MᵀM)⁻¹
+    AᵀA = Xᵀp        BᵀB = Yᵀq        error² = ‖T‖² − 2 ⟨(WᵀM) ⊙ p, q⟩ + ⟨AᵀA ⊙ BᵀB, MᵀM⟩
 
-in O(K · D · R) operations instead of O(H · D² · R), and the memory of a few matrices. All computation is in float64:
-ALS diverges with TF32 or bfloat16 products, which PyTorch may use for float32. A proximal term damps every solve
-towards the factor it replaces, and columns are balanced. Sweeps extrapolate as in Nesterov's gradient method and
-restart when the error rises: Mitchell, Ye, De Sterck (2020), "Nesterov acceleration of alternating least squares for
-canonical tensor decomposition", https://arxiv.org/abs/1810.05846.
+in O(K² · R) operations instead of O(H · D² · R), with two products of that size per sweep and the memory of a few
+matrices. All computation is in float64: ALS diverges with TF32 or bfloat16 products, which PyTorch may use for float32.
+A proximal term damps every solve towards the factor it replaces, and columns are balanced. Sweeps extrapolate as in
+Nesterov's gradient method and restart when the error rises: Mitchell, Ye, De Sterck (2020), "Nesterov acceleration of
+alternating least squares for canonical tensor decomposition", https://arxiv.org/abs/1810.05846.
 """
 
 import math
@@ -30,6 +32,8 @@ from collab_fairseq.attention.factors import HeadFactors, ReparamError, checked,
 _FIRST, _GROWTH, _MOST, _LOWER = 0.3, 1.15, 2.0, 0.8
 # weight λ of the proximal term, relative to the mean diagonal of the Gram matrix
 _DAMPING = 1e-6
+# the same for the coefficients of a random start; just above rounding
+_PROJECTION = 1e-12
 # increase of the squared relative error that may be rounding
 _NOISE = 4 * torch.finfo(torch.float64).eps
 # number of sweeps over which progress is measured, and after which only the best start continues
@@ -39,20 +43,26 @@ _WINDOW, _RACE = 10, 20
 def energy_start(source: HeadFactors, rank: int, seed: int) -> HeadFactors:
     """The R strongest singular components of all heads: the best fit in which each dimension serves one head.
 
-    Every head is decomposed separately, ``T_i = U diag(σ) Vᵀ``, from QR decompositions of its factors.
+    Every head is decomposed separately, ``T_i = U diag(σ) Vᵀ``, from QR decompositions of its factors. Its singular
+    vectors are combinations of its factors: ``U = P diag(w_i) QᵀV diag(σ)⁻¹``, and V likewise.
     """
     queries, keys, strengths, owners = [], [], [], []
     for head, weights in enumerate(source.mixing):
         used = weights.nonzero().flatten()
         if used.numel() == 0:
             continue
-        query, query_core = torch.linalg.qr(source.query[used].T)
-        key, key_core = torch.linalg.qr(source.key[used].T)
-        left, values, right = torch.linalg.svd((query_core * weights[used]) @ key_core.T)
-        queries.append((query @ left[:, : values.numel()]).T)
-        keys.append(right[: values.numel()] @ key.T)
+        query_core = torch.linalg.qr(source.query[used].T, mode="r").R  # (n, k): k used components, n = min(k, Dq)
+        key_core = torch.linalg.qr(source.key[used].T, mode="r").R
+        left, values, right = torch.linalg.svd((query_core * weights[used]) @ key_core.T, full_matrices=False)
+        # singular values that are zero but for rounding have no coefficients
+        inverse = torch.where(values > values[:1] * torch.finfo(values.dtype).eps, 1 / values, 0.0)
+        coefficients = source.query.new_zeros(2, values.numel(), source.rank)
+        coefficients[0][:, used] = (weights[used, None] * (key_core.T @ right.T) * inverse).T
+        coefficients[1][:, used] = (weights[used, None] * (query_core.T @ left) * inverse).T
+        queries.append(coefficients[0])
+        keys.append(coefficients[1])
         strengths.append(values)
-        owners.append(torch.full_like(used[: values.numel()], head))
+        owners.append(torch.full_like(values, head, dtype=torch.long))
     strength, owner = torch.cat(strengths), torch.cat(owners)
     kept = strength.argsort(descending=True, stable=True)[:rank]
     used_rank = kept.numel()  # less than R if the heads have fewer components in total; the others stay zero
@@ -64,14 +74,21 @@ def energy_start(source: HeadFactors, rank: int, seed: int) -> HeadFactors:
 
 
 def random_start(source: HeadFactors, rank: int, seed: int) -> HeadFactors:
-    """Standard normal factors, identical on every device."""
+    """Standard normal factors, identical on every device, projected on the spans of P and Q."""
     generator = torch.Generator().manual_seed(seed)
     shapes = (rank, source.query.size(1)), (rank, source.key.size(1)), (source.num_heads, rank)
     drawn = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
-    return HeadFactors(*drawn).to(torch.float64, source.query.device)
+    query, key, mixing = HeadFactors(*drawn).to(torch.float64, source.query.device)
+    return HeadFactors(_coefficients(source.query, query), _coefficients(source.key, key), mixing)
 
 
-#: name → function of the source in float64, R and the seed
+def _coefficients(factor: Tensor, rows: Tensor) -> Tensor:
+    """Xᵀ (R, K) such that XᵀPᵀ is the projection of ``rows`` (R, D) on the span of the rows of the factor Pᵀ (K, D)."""
+    right = rows @ factor.T
+    return _solve(factor @ factor.T, right.T, torch.zeros_like(right.T), _PROJECTION).T
+
+
+#: name → function of the source in float64, R and the seed. Query and key of the result are the coefficients Xᵀ and Yᵀ.
 STARTS: Dict[str, Callable[[HeadFactors, int, int], HeadFactors]] = {"energy": energy_start, "random": random_start}
 
 
@@ -138,25 +155,85 @@ def decompose(
             return Decomposition(heads, relative_error(source, heads), [], "exact", 0, time.perf_counter() - began)
         work = source.to(torch.float64).balanced()
         work = work._replace(mixing=work.mixing / norm)
+        grams = Grams.of(work)
         runs: List[Descent] = []
         for name in starts:
-            runs.append(Descent(work, STARTS[name](work, rank, seed), name))
+            runs.append(Descent(grams, Iterate.of(grams, STARTS[name](work, rank, seed)), name))
             runs[-1].descend(min(_RACE, sweeps) if len(starts) > 1 else sweeps, tolerance)
         best = min(runs, key=lambda run: run.error)
         best.descend(sweeps, tolerance)
-        heads = best.heads._replace(mixing=best.heads.mixing * norm).balanced().to(source.query.dtype)
+        heads = best.now.heads(work)
+        heads = heads._replace(mixing=heads.mixing * norm).balanced().to(source.query.dtype)
         error = relative_error(source, heads)
     total_sweeps = sum(len(run.trace) for run in runs)
     return Decomposition(heads, error, best.trace, best.start, total_sweeps, time.perf_counter() - began)
 
 
-class Descent:
-    """ALS from one start (heads of rank R, with a name), for a source of Frobenius norm 1."""
+class Grams(NamedTuple):
+    """A source of Frobenius norm 1, as far as sweeps need it.
 
-    def __init__(self, source: HeadFactors, start: HeadFactors, name: str) -> None:
+    Attributes:
+        query: PᵀP, (K, K).
+        key: QᵀQ, (K, K).
+        mixing: W, (H, K).
+    """
+
+    query: Tensor
+    key: Tensor
+    mixing: Tensor
+
+    @classmethod
+    def of(cls, source: HeadFactors) -> "Grams":
+        return cls(source.query @ source.query.T, source.key @ source.key.T, source.mixing)
+
+
+class Iterate(NamedTuple):
+    """An approximation of rank R: A = P X, B = Q Y, M. All tensors are linear in the factors.
+
+    Attributes:
+        query: Xᵀ, (R, K).
+        key: Yᵀ, (R, K).
+        key_products: qᵀ = YᵀQᵀQ, (R, K).
+        mixing: M, (H, R).
+    """
+
+    query: Tensor
+    key: Tensor
+    key_products: Tensor
+    mixing: Tensor
+
+    @classmethod
+    def of(cls, source: Grams, start: HeadFactors) -> "Iterate":
+        """The approximation with these coefficients, a result of :data:`STARTS`."""
+        query, key, mixing = start
+        squares = ((query @ source.query) * query).sum(1)
+        return cls(query, key, key @ source.key, mixing).balanced(squares)
+
+    def heads(self, source: HeadFactors) -> HeadFactors:
+        return HeadFactors(self.query @ source.query, self.key @ source.key, self.mixing)
+
+    def balanced(self, query_squares: Tensor) -> "Iterate":
+        """The same heads, with equal norms of the three vectors of each component; see :class:`.HeadFactors`.
+
+        Args:
+            query_squares: squared norms of the columns of A, (R).
+        """
+        squares = (query_squares, (self.key * self.key_products).sum(1), self.mixing.square().sum(0))
+        norms = [square.clamp(min=0).sqrt() for square in squares]
+        mean = (norms[0] * norms[1] * norms[2]) ** (1 / 3)
+        query, key, mixing = (torch.where(norm > 0, mean / norm, 0.0) for norm in norms)
+        return Iterate(
+            self.query * query[:, None], self.key * key[:, None], self.key_products * key[:, None], self.mixing * mixing
+        )
+
+
+class Descent:
+    """ALS from one start, which has a name."""
+
+    def __init__(self, source: Grams, start: Iterate, name: str) -> None:
         self.source = source
         self.start = name
-        self.heads = self._before = start.balanced()
+        self.now = self._before = start
         self.error = math.inf
         self.trace: List[float] = []
         self._ahead, self._most, self._ended = 0.0, _MOST, False
@@ -170,11 +247,11 @@ class Descent:
 
     def _sweep(self) -> None:
         """One extrapolated sweep. It is undone if the error rises; the next sweep then starts without extrapolation."""
-        pairs = zip(self.heads, self._before, strict=True)
-        ahead = HeadFactors(*(now + self._ahead * (now - then) for now, then in pairs))
-        heads, error = als_sweep(self.source, ahead, _DAMPING)
+        pairs = zip(self.now, self._before, strict=True)
+        ahead = Iterate(*(torch.lerp(then, now, 1 + self._ahead) for now, then in pairs))
+        found, error = als_sweep(self.source, ahead, _DAMPING)
         if error**2 <= self.error**2 + _NOISE:
-            self._before, self.heads, self.error = self.heads, heads.balanced(), error
+            self._before, self.now, self.error = self.now, found, error
             self._ahead = min(self._most, max(_FIRST, self._ahead * _GROWTH))
         else:
             self._ended = self._ahead == 0  # without extrapolation, only rounding can raise the error
@@ -182,34 +259,35 @@ class Descent:
         self.trace.append(min([self.error, *self.trace[-1:]]))
 
 
-def als_sweep(source: HeadFactors, start: HeadFactors, damping: float) -> Tuple[HeadFactors, float]:
+def als_sweep(source: Grams, start: Iterate, damping: float) -> Tuple[Iterate, float]:
     """Solve for A, M and B in turn, each with the other two fixed.
 
     Args:
         source: heads of Frobenius norm 1, rank K.
-        start: heads of rank R.
+        start: approximation of rank R.
         damping: weight λ of the proximal term, relative to the mean diagonal of the Gram matrix.
 
     Returns:
-        The new heads and their relative error.
+        The new approximation, balanced, and its relative error.
     """
-    query, key, mixing = start  # Aᵀ (R, Dq), Bᵀ (R, Dk), M (H, R)
-    key_products = source.key @ key.T  # q, (K, R)
-    key_gram = key @ key.T
-    right = ((source.mixing.T @ mixing) * key_products).T @ source.query
+    query, key, key_products, mixing = start
+    key_gram = key_products @ key.T  # BᵀB, (R, R)
+    right = (mixing.T @ source.mixing) * key_products
     query = _solve(key_gram * (mixing.T @ mixing), right, query, damping)
+    query_products = query @ source.query
+    query_gram = query_products @ query.T  # AᵀA, (R, R)
 
-    query_products = source.query @ query.T  # p, (K, R)
-    query_gram = query @ query.T
-    right = (source.mixing @ (query_products * key_products)).T
+    right = (query_products * key_products) @ source.mixing.T
     mixing = _solve(query_gram * key_gram, right, mixing.T, damping).T
 
     gram = query_gram * (mixing.T @ mixing)
-    right = ((source.mixing.T @ mixing) * query_products).T @ source.key
+    right = (mixing.T @ source.mixing) * query_products
     key = _solve(gram, right, key, damping)
+    key_products = key @ source.key
 
-    overlap, square = (right * key).sum(), (gram * (key @ key.T)).sum()
-    return HeadFactors(query, key, mixing), math.sqrt(max(0.0, 1.0 - float(2 * overlap - square)))
+    overlap, square = (right * key_products).sum(), (gram * (key_products @ key.T)).sum()
+    error = math.sqrt(max(0.0, 1.0 - float(2 * overlap - square)))
+    return Iterate(query, key, key_products, mixing).balanced(query_gram.diagonal()), error
 
 
 def _solve(gram: Tensor, right: Tensor, before: Tensor, damping: float) -> Tensor:

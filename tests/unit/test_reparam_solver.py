@@ -8,7 +8,7 @@ import torch
 
 from collab_fairseq.attention import block_mixing
 from collab_fairseq.reparam import HeadFactors, ReparamError, decompose, relative_error, standard_heads
-from collab_fairseq.reparam.solver import STARTS, als_sweep
+from collab_fairseq.reparam.solver import STARTS, Grams, Iterate, als_sweep
 from tests.unit.attention_cases import normal
 
 H, DK, DQ, DKEY = 4, 6, 20, 17
@@ -71,11 +71,14 @@ def test_reported_error_equals_dense_error(dtype):
 
 
 def test_each_als_sweep_lowers_the_dense_error():
-    source, heads = standard(), STARTS["random"](standard(), 8, 3)
+    source = standard()
     source = source._replace(mixing=source.mixing / dense(source).norm())
+    grams = Grams.of(source)
+    now = Iterate.of(grams, STARTS["random"](source, 8, 3))
     errors = []
     for _ in range(8):
-        heads, error = als_sweep(source, heads, 1e-8)
+        now, error = als_sweep(grams, now, 1e-8)
+        heads = now.heads(source)
         assert error == pytest.approx(dense_error(source, heads), abs=1e-9)
         errors.append(error)
     assert all(later < earlier for earlier, later in itertools.pairwise(errors))
