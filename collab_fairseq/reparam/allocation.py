@@ -10,13 +10,13 @@ optimization via marginal analysis", https://doi.org/10.1287/mnsc.13.3.210).
 import logging
 import math
 import re
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy
 import torch
 from torch import Tensor
 
-from collab_fairseq.attention.factors import ReparamError
+from collab_fairseq.attention.factors import ReparamError, ScoreWeights
 from collab_fairseq.modules.sites import attention_layers, swapped
 from collab_fairseq.translation import TrainedModel, batches, with_state
 
@@ -85,7 +85,6 @@ def measure_divergences(
     split: str,
     calibrations: Optional[Mapping[str, Calibration]] = None,
     *,
-    grid: Sequence[float] = GRID,
     sentences: Optional[int] = 100,
     max_tokens: int = 4000,
     **options: Any,
@@ -94,23 +93,42 @@ def measure_divergences(
 
     Args:
         split, sentences, max_tokens: the text, see :func:`collab_fairseq.translation.batches`.
-        calibrations, options: see :func:`.fit_layers`.
-        grid: fractions of a layer's key dimension.
+        calibrations, options: see :func:`by_rank`.
     """
-    origin = scores_by_layer(trained, layer_ids)
+
+    def measure(weights: Mapping[str, ScoreWeights]) -> Dict[str, float]:
+        converted_layers = attention_layers(with_state(trained, converted_state(trained, weights)).model)
+        variants = {layer_id: {layer_id: converted_layers[layer_id]} for layer_id in layer_ids}
+        return divergences(trained, variants, split, sentences=sentences, max_tokens=max_tokens)
+
+    return by_rank(scores_by_layer(trained, layer_ids), measure, calibrations, **options)
+
+
+def by_rank(
+    origin: Mapping[str, ScoreWeights],
+    measure: Callable[[Mapping[str, ScoreWeights]], Mapping[str, float]],
+    calibrations: Optional[Mapping[str, Calibration]] = None,
+    *,
+    grid: Sequence[float] = GRID,
+    **options: Any,
+) -> Dict[str, DivergenceByRank]:
+    """Layer → key dimension → divergence when only that layer is converted.
+
+    Args:
+        origin: layer → its scores.
+        measure: new scores of all layers → layer → divergence when only that layer has its new scores.
+        grid: fractions of a layer's key dimension.
+        calibrations, options: see :func:`.fit_layers`.
+    """
     ranks = {layer_id: scores.heads.rank for layer_id, scores in origin.items()}
-    by_layer: Dict[str, DivergenceByRank] = {layer_id: {rank: 0.0} for layer_id, rank in ranks.items()}
+    measured: Dict[str, DivergenceByRank] = {layer_id: {rank: 0.0} for layer_id, rank in ranks.items()}
     for number, part in enumerate(sorted(grid)):
         key_dims = {layer_id: max(1, round(part * rank)) for layer_id, rank in ranks.items()}
         fits = fit_layers(origin, key_dims, calibrations, progress=lambda *_: None, **options)
-        state = converted_state(trained, {layer_id: fit.weights for layer_id, fit in fits.items()})
-        converted_layers = attention_layers(with_state(trained, state).model)
-        variants = {layer_id: {layer_id: converted_layers[layer_id]} for layer_id in layer_ids}
-        measured = divergences(trained, variants, split, sentences=sentences, max_tokens=max_tokens)
-        for layer_id, value in measured.items():
-            by_layer[layer_id][key_dims[layer_id]] = value
+        for layer_id, value in measure({layer_id: fit.weights for layer_id, fit in fits.items()}).items():
+            measured[layer_id][key_dims[layer_id]] = value
         logger.info("divergences at %.3g of the key dimension (%d of %d)", part, number + 1, len(grid))
-    return by_layer
+    return measured
 
 
 def lower_convex_hull(divergence_by_rank: DivergenceByRank) -> List[Tuple[int, float]]:
@@ -161,9 +179,12 @@ def allocate_ranks(divergences_by_layer: Mapping[str, DivergenceByRank], budget:
     return key_dims
 
 
-def check_budget(trained: TrainedModel, layer_ids: Sequence[str], budget: float) -> None:
-    """Raise an error, before anything is measured, if the budget is too small or too large for these layers."""
-    ranks = {layer_id: scores.heads.rank for layer_id, scores in scores_by_layer(trained, layer_ids).items()}
+def check_budget(ranks: Mapping[str, int], budget: float) -> None:
+    """Raise an error, before anything is measured, if the budget is too small or too large for these layers.
+
+    Args:
+        ranks: layer → key dimension.
+    """
     mean = sum(ranks.values()) / len(ranks)
     if budget > mean:
         raise ReparamError(f"the budget is too large: it must be at most mean:{mean:g}; got mean:{budget:g}")

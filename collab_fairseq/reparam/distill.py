@@ -10,11 +10,10 @@ other parameters are frozen. By the chain rule, the mean over y is KL(p(y | x) â
 translations. Kim & Rush (2016), https://arxiv.org/abs/1606.07947, approximate it with the best translation only.
 """
 
-import itertools
 import logging
 import math
 import time
-from typing import Any, Dict, Iterator, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -24,6 +23,7 @@ from collab_fairseq.translation import TrainedModel, batches, with_state
 
 from .allocation import divergences
 from .fairseq import SCORE_PARAMETERS, converted_state, scores_by_layer
+from .relative_adam import RATE, RelativeAdam, shuffled
 from .scores import scores_of
 
 logger = logging.getLogger(__name__)
@@ -32,29 +32,30 @@ logger = logging.getLogger(__name__)
 _LOG_INTERVAL = 50
 #: tokens per training batch
 BATCH_TOKENS = 1000
-# fraction of the steps in which the learning rate rises
-_WARMUP = 0.05
 # number of sentences on which the divergence is measured before and after
 _MEASURED = 200
 
 
 class _Student:
-    """The converted model and its optimizer. Adam's step is relative to the RMS of each tensor."""
+    """The converted model and its optimizer.
 
-    def __init__(self, trained: TrainedModel, weights: Mapping[str, ScoreWeights], learning: Sequence[str]) -> None:
+    Args:
+        learning: the layers that are trained. options: of :class:`.RelativeAdam`.
+    """
+
+    def __init__(
+        self, trained: TrainedModel, weights: Mapping[str, ScoreWeights], learning: Sequence[str], **options: Any
+    ) -> None:
         self.source: Any = trained.model
         self.model: Any = with_state(trained, converted_state(trained, _balanced(weights))).model.requires_grad_(False)
         self.layers = {name: layer for name, layer in attention_layers(self.model).items() if name in learning}
         self.pad = trained.task.target_dictionary.pad()
         named = [pair for layer in self.layers.values() for pair in layer.named_parameters()]
-        parameters = [parameter.requires_grad_() for name, parameter in named if name.startswith(SCORE_PARAMETERS)]
-        sizes = [float(parameter.detach().square().mean().sqrt()) for parameter in parameters]
-        mean = sum(sizes) / len(sizes)  # for tensors that are zero
-        groups = [{"params": [p], "size": size or mean} for p, size in zip(parameters, sizes, strict=True)]
-        self.optimizer = torch.optim.Adam(groups, betas=(0.9, 0.98))
+        parameters = [parameter for name, parameter in named if name.startswith(SCORE_PARAMETERS)]
+        self.optimizer = RelativeAdam(parameters, **options)
 
-    def step(self, sample: Mapping[str, Any], rate: float) -> Tuple[float, int]:
-        """One update with a relative learning rate; returns the summed KL in nats and the number of tokens."""
+    def step(self, sample: Mapping[str, Any]) -> Tuple[float, int]:
+        """One update; returns the summed KL in nats and the number of tokens."""
         counted = sample["target"].ne(self.pad)
         with torch.no_grad():
             features = self.source(**sample["net_input"], features_only=True)[0]
@@ -69,27 +70,12 @@ class _Student:
             gradient = predicted.exp_().sub_(p).div_(len(p))  # of the mean KL with respect to the logits: p' âˆ’ p
         self.optimizer.zero_grad()
         logits.backward(gradient.to(logits.dtype))
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate * group["size"]
         self.optimizer.step()
         return total, len(p)
 
 
 def _balanced(weights: Mapping[str, ScoreWeights]) -> Dict[str, ScoreWeights]:
     return {name: scores._replace(heads=scores.heads.balanced()) for name, scores in weights.items()}
-
-
-def _schedule(step: int, steps: int) -> float:
-    """Factor on the learning rate: linear warm-up, then cosine decay to zero."""
-    warmup = (step + 1) / max(1, round(_WARMUP * steps))
-    return min(warmup, 0.5 * (1 + math.cos(math.pi * step / steps)))
-
-
-def _shuffled(text: Sequence[Any], steps: int, seed: int) -> Iterator[Any]:
-    """A batch for each step, in a new random order in every pass over the text."""
-    random = torch.Generator().manual_seed(seed)
-    passes = (torch.randperm(len(text), generator=random).tolist() for _ in range(0, steps, len(text)))
-    return (text[number] for number in itertools.islice(itertools.chain.from_iterable(passes), steps))
 
 
 def distill(
@@ -122,19 +108,19 @@ def distill(
         ConfigurationError: the model has an adaptive softmax.
     """
     trained.check_logits("distillation")
-    rate = 5e-3 if rate is None else rate
+    rate = RATE if rate is None else rate
     if steps < 1 or not rate > 0:
         raise ReparamError(f"distillation needs at least one step and a positive rate; got {steps} and {rate:g}")
     origin = scores_by_layer(trained, list(weights))
     learning = [name for name in weights if weights[name].heads.rank < origin[name].heads.rank]
     if not learning:
         return dict(weights), {"before": 0.0, "after": 0.0, "curve": [], "cpu_seconds": 0.0}
-    student = _Student(trained, weights, learning)
+    student = _Student(trained, weights, learning, rate=rate, steps=steps)
     text = list(batches(trained, split, max_tokens=max_tokens))
     learning_curve, total, tokens = [], 0.0, 0
     began = time.process_time()
-    for step, sample in enumerate(_shuffled(text, steps, seed)):
-        divergence, batch_tokens = student.step(sample, rate * _schedule(step, steps))
+    for step, sample in enumerate(shuffled(text, steps, seed)):
+        divergence, batch_tokens = student.step(sample)
         total += divergence
         tokens += batch_tokens
         if (step + 1) % _LOG_INTERVAL == 0 or step + 1 == steps:

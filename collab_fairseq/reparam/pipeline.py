@@ -143,7 +143,8 @@ def convert_model(checkpoint: PathLike, output: PathLike, settings: Settings, co
     if budget or settings.distill:
         trained.check_logits("a budget or distillation; give --key-dim without --distill")
     if budget:
-        allocation.check_budget(trained, layer_ids, budget)
+        scores = fairseq.scores_by_layer(trained, layer_ids)
+        allocation.check_budget({layer_id: scores[layer_id].heads.rank for layer_id in layer_ids}, budget)
     if settings.evaluate:
         translation.check_test_splits(trained, settings.references)
 
