@@ -49,16 +49,7 @@ def translates(model: Any) -> bool:
 def _open(path: str) -> Tuple[Any, Any]:
     """:mod:`collab_fairseq.huggingface` and the model of a folder."""
     adapters = require("collab_fairseq.huggingface", "huggingface")
-    from transformers import AutoConfig
-
-    try:
-        AutoConfig.from_pretrained(path, local_files_only=True)
-    except ValueError as error:  # there is no config.json, or none of transformers
-        raise UserError(
-            f"{path} must be a Hugging Face model folder with a config.json whose model_type transformers supports; "
-            "pass a fairseq model as its checkpoint file, such as model.pt or checkpoint_best.pt"
-        ) from error
-    model = adapters.from_pretrained(path, local_files_only=True)
+    model = adapters.load_folder(path)
     check_finite(dict(model.named_parameters()), path)
     return adapters, model
 
@@ -82,8 +73,6 @@ def load(
     if len(fields) not in (1, 2):
         raise UserError(f"--fields must be one or two names; got {','.join(fields)}")
     adapters, model = _open(path)
-    from transformers import AutoTokenizer
-
     if not (translates(model) or type(model).__name__.endswith("ForSequenceClassification")):
         raise UserError(
             f"{path} must be a model for sequence classification or translation, whose loss follows from "
@@ -91,10 +80,7 @@ def load(
         )
     if getattr(model.config, "problem_type", None) == "multi_label_classification":
         raise UserError(f"{path} must have one class per text; got a multi-label classifier")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{path} must contain the files of the model's tokenizer") from error
+    tokenizer = adapters.load_tokenizer(path)
     model.to(device)
     lines = read_lines(text, "the examples")
     texts, labels = [], []

@@ -130,7 +130,7 @@ def to_collaborative(
         ReparamError: the model cannot be converted, a layer is unknown, or see :func:`.fit_layers`.
     """
     sources = dict(score_weights(model))
-    if not isinstance(key_dim, int):
+    if isinstance(key_dim, Mapping):
         _check_layers(key_dim, sources)
         sources = {name: source for name, source in sources.items() if name in key_dim}
     if isinstance(calibration, Mapping):
@@ -139,7 +139,7 @@ def to_collaborative(
     elif calibration is not None:
         calibration = calibrate(model, calibration, list(sources))
     fits = fit_layers(sources, key_dim, calibration, **options)
-    return _with_scores(model, {name: fit.weights for name, fit in fits.items()})
+    return with_scores(model, {name: fit.weights for name, fit in fits.items()})
 
 
 def _check_layers(names: Iterable[str], sources: Mapping[str, Any]) -> None:
@@ -148,7 +148,7 @@ def _check_layers(names: Iterable[str], sources: Mapping[str, Any]) -> None:
         raise ReparamError(f"layers must be among {', '.join(sources)}; got {', '.join(unknown)}")
 
 
-def _with_scores(model: PreTrainedModel, fitted: Mapping[str, ScoreWeights]) -> CollaborativeModel:
+def with_scores(model: PreTrainedModel, fitted: Mapping[str, ScoreWeights]) -> CollaborativeModel:
     """A new model with the weights of ``model``, and these scores in the fitted layers."""
     shapes = dict(getattr(model.config, "attention_shapes", None) or {})
     shapes.update({name: Shape.of(weights)._asdict() for name, weights in fitted.items()})

@@ -4,7 +4,7 @@ import logging
 import os
 import time
 from dataclasses import asdict, dataclass, field
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Union
 
 from collab_fairseq import checkpoints, translation
 from collab_fairseq.attention.factors import ReparamError, ScoreWeights, relative_error
@@ -30,7 +30,7 @@ _MEASURED = 100
 class Settings:
     """Settings of a conversion: the options of ``collab reparam``, described by its ``--help``.
 
-    ``references`` maps test splits to files of raw references.
+    ``references`` maps test splits to files of raw references. ``evaluate`` is a path for a Hugging Face folder.
     """
 
     key_dim: Optional[int] = None
@@ -41,7 +41,7 @@ class Settings:
     distill: Optional[int] = None
     distill_text: Optional[str] = None
     distill_rate: Optional[float] = None
-    evaluate: bool = False
+    evaluate: Union[bool, str] = False
     references: Mapping[str, PathLike] = field(default_factory=dict)
     seed: int = 1
     device: str = "cpu"
@@ -276,7 +276,7 @@ def table(parts: Mapping[str, Any]) -> str:
     if parts["evaluation"]:
         lines.append("")
     for name, values in parts["evaluation"].items():
-        digits = 4 if name == "valid loss" else 2
+        digits = 2 if name.startswith(("BLEU", "100 ×", "accuracy", "F1", "agreement")) else 4
         before, after = values["before"], values["after"]
         change = round(after - before, digits) + 0.0  # turns -0.0 into 0.0
         lines.append(f"{name}: {before:.{digits}f} → {after:.{digits}f} ({change:+.{digits}f})")

@@ -1,6 +1,7 @@
 """Fit of collaborative heads to the attention scores of a trained layer."""
 
 import logging
+import numbers
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Union
 
@@ -109,8 +110,11 @@ def fit_layers(
     Raises:
         ReparamError: a layer has no key dimension or calibration.
     """
-    if isinstance(key_dims, int):
+    if not isinstance(key_dims, Mapping):
         key_dims = dict.fromkeys(sources, key_dims)
+    for name, key_dim in key_dims.items():
+        if not isinstance(key_dim, numbers.Integral):
+            raise ReparamError(f"the key dimension of {name} must be an integer; got {key_dim!r}")
     for item, by_name in (("key dimension", key_dims), ("calibration", calibrations)):
         missing = [name for name in sources if by_name is not None and name not in by_name]
         if missing:

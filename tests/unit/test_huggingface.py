@@ -278,3 +278,14 @@ def test_calibration_replaces_attention_whose_masks_it_cannot_read():
     results = calibrate(model, [batch])
     assert model.config._attn_implementation == "flex_attention"
     torch.testing.assert_close(results, expected, rtol=0, atol=0)
+
+
+def test_key_dimensions_are_integers_of_any_type():
+    numpy = pytest.importorskip("numpy")
+    model = make("bert")
+    expected, converted = to_collaborative(model, 10), to_collaborative(model, numpy.int64(10))
+    for name, tensor in expected.state_dict().items():
+        assert torch.equal(converted.state_dict()[name], tensor)
+    for wrong in (10.0, numpy.float64(10), "10"):
+        with pytest.raises(ReparamError, match="must be an integer; got"):
+            to_collaborative(model, wrong)

@@ -1,0 +1,383 @@
+"""Conversion of a Hugging Face model folder: an encoder (BERT, DistilBERT, ALBERT) with or without a classifier.
+
+The source and the converted model are compared by a *divergence*, the mean over texts of
+
+    encoder        1 − cos(e, e')       e: mean of the last hidden states over the tokens of the text
+    classifier     KL(p ‖ p')           p: predicted distribution, in bits
+    regression     (y − y')²            y: prediction
+
+It needs no labels. It allocates a budget of key dimensions, is the loss of the distillation, and is reported for the
+text of an evaluation.
+"""
+
+import contextlib
+import json
+import logging
+import math
+import os
+import shutil
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+
+import numpy
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from collab_fairseq.attention.factors import ReparamError, ScoreWeights, relative_error
+from collab_fairseq.checkpoints import PathLike, check_finite, file_setting
+from collab_fairseq.huggingface import attention_layers, check_tokens, load_folder, load_tokenizer, score_weights
+from collab_fairseq.huggingface.layers import CollaborativeHeads, names_of
+from collab_fairseq.records.record import Record
+from collab_fairseq.scoring.references import read_lines
+from fairseq_modern.errors import UserError
+from fairseq_modern.files import new_folder
+
+from . import allocation
+from .huggingface import calibrate, with_scores
+from .pipeline import Settings
+from .relative_adam import RATE, RelativeAdam, shuffled
+from .scores import fit_layers
+
+logger = logging.getLogger(__name__)
+
+#: one text, or a pair of texts
+Text = Tuple[str, ...]
+#: keyword arguments of the model
+Batch = Dict[str, Tensor]
+
+# texts per batch, and texts on which divergences are measured for a budget
+_BATCH, _MEASURED = 32, 100
+# steps between two points of the learning curve
+_LOG_INTERVAL = 50
+
+
+class Source(NamedTuple):
+    """A model of a folder, in evaluation mode, and its tokenizer."""
+
+    model: Any
+    tokenizer: Any
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether the model has no classifier."""
+        return self.model.base_model is self.model
+
+    @classmethod
+    def load(cls, folder: PathLike, device: str) -> "Source":
+        model = load_folder(folder)
+        if model.config.is_encoder_decoder or getattr(model.config, "is_decoder", False):
+            raise ReparamError(
+                f"{os.fspath(folder)} must be an encoder or a classifier; got {type(model).__name__}: convert it with "
+                "collab_fairseq.reparam.huggingface.to_collaborative in Python"
+            )
+        is_classifier = type(model).__name__.endswith("ForSequenceClassification")
+        if model.base_model is not model and not is_classifier:
+            # of a model for masked words, for example: what is converted is its encoder
+            raise ReparamError(
+                f"{os.fspath(folder)} must be an encoder, such as BertModel, or a classifier of texts, such as "
+                f"BertForSequenceClassification; got {type(model).__name__}"
+            )
+        check_finite(dict(model.named_parameters()), os.fspath(folder))
+        return cls(model.eval().to(device), load_tokenizer(folder))
+
+    def batches(self, texts: Sequence[Text], size: int = _BATCH) -> List[Batch]:
+        """The texts in order, cut to the positions of the model."""
+        longest = min(self.tokenizer.model_max_length, self.model.config.max_position_embeddings)
+        options = {"padding": True, "truncation": True, "max_length": longest, "return_tensors": "pt"}
+        batches = []
+        for start in range(0, len(texts), size):
+            columns = zip(*texts[start : start + size], strict=True)
+            inputs = self.tokenizer(*(list(column) for column in columns), **options)
+            batches.append({name: tensor.to(self.model.device) for name, tensor in inputs.items()})
+        return batches
+
+
+def read_texts(path: PathLike, what: str) -> List[Text]:
+    """A text per line; if every line has one tab, the two texts of a pair. Empty lines are skipped."""
+    lines = [line for line in read_lines(path, what) if line.strip()]
+    pairs = bool(lines) and all(line.count("\t") == 1 for line in lines)
+    return [tuple(line.split("\t")) if pairs else (line,) for line in lines]
+
+
+def output(model: Any, batch: Batch) -> Tensor:
+    """Mean-pooled embeddings of an encoder, (N, E), or logits of a classifier, (N, C). N: texts."""
+    if model.base_model is not model:
+        logits: Tensor = model(**batch).logits
+        return logits
+    mask = batch["attention_mask"][:, :, None].to(model.dtype)
+    states = model(**batch).last_hidden_state  # (N, T, E)
+    return (states * mask).sum(1) / mask.sum(1)
+
+
+def divergence(expected: Tensor, got: Tensor, is_encoder: bool) -> Tensor:
+    """The divergence of each text, (N), from outputs (N, ·) of the source and of the converted model."""
+    if is_encoder:
+        return 1 - F.cosine_similarity(expected, got)
+    if expected.size(1) == 1:
+        return (expected - got).square().squeeze(1)
+    log_p, log_q = torch.log_softmax(expected.float(), -1), torch.log_softmax(got.float(), -1)
+    return (log_p.exp() * (log_p - log_q)).sum(1) / math.log(2)
+
+
+@torch.no_grad()
+def outputs(model: Any, batches: Sequence[Batch]) -> Tensor:
+    return torch.cat([output(model, batch) for batch in batches])
+
+
+@contextlib.contextmanager
+def _replaced(model: Any, name: str, layer: nn.Module) -> Iterator[None]:
+    """Use another layer at ``name`` (:func:`.attention_layers`)."""
+    original = model.base_model.get_submodule(name)
+    model.base_model.set_submodule(name, layer)
+    try:
+        yield
+    finally:
+        model.base_model.set_submodule(name, original)
+
+
+def _key_dims(source: Source, calibrations: Any, texts: Sequence[Text], budget: float, seed: int) -> Tuple[Any, Any]:
+    """Key dimension of each layer within a budget, and the divergences that determine it."""
+    batches = source.batches(texts[:_MEASURED])
+    expected = outputs(source.model, batches)
+
+    def measure(weights: Mapping[str, ScoreWeights]) -> Dict[str, float]:
+        converted = dict(attention_layers(with_scores(source.model, weights)))
+        measured = {}
+        for name in weights:
+            with _replaced(source.model, name, converted[name]):
+                got = outputs(source.model, batches)
+            measured[name] = float(divergence(expected, got, source.is_encoder).mean())
+        return measured
+
+    origin = dict(score_weights(source.model))
+    divergences = allocation.by_rank(origin, measure, calibrations, seed=seed)
+    return allocation.allocate_ranks(divergences, budget), divergences
+
+
+def distill(source: Source, student: Any, texts: Sequence[Text], steps: int, rate: float, seed: int) -> Dict[str, Any]:
+    """Train the score parameters of the collaborative layers of ``student`` to reproduce the outputs of the source.
+
+    Dropout is off. Layers keep the better of their weights before and after, by the divergence on the first texts.
+
+    Returns:
+        Measurements for records: ``before``, ``after``, ``curve`` (pairs of step and divergence since the last point)
+        and ``cpu_seconds``.
+    """
+    held = source.batches(texts[:_MEASURED])
+    expected = outputs(source.model, held)
+
+    def measure() -> float:
+        return float(divergence(expected, outputs(student, held), source.is_encoder).mean())
+
+    student.requires_grad_(False)
+    trained = []
+    for _, layer in attention_layers(student):
+        if isinstance(layer, CollaborativeHeads):
+            names = layer.names
+            for name, parameter in layer.named_parameters():
+                if name.startswith((f"{names.query}.", f"{names.key}.", "mixing", "content_bias")):
+                    trained.append(parameter)
+    before, initial = measure(), [parameter.detach().clone() for parameter in trained]
+    optimizer = RelativeAdam(trained, rate, steps)
+    batches = source.batches(texts)
+    curve, total, began, started = [], 0.0, time.process_time(), time.monotonic()
+    for step, batch in enumerate(shuffled(batches, steps, seed), 1):
+        with torch.no_grad():
+            reference = output(source.model, batch)
+        with torch.enable_grad():
+            loss = divergence(reference, output(student, batch), source.is_encoder).mean()
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        total += float(loss.detach())
+        if step % _LOG_INTERVAL == 0 or step == steps:
+            count = (step - 1) % _LOG_INTERVAL + 1
+            curve.append((step, total / count))
+            left = (time.monotonic() - started) / step * (steps - step)
+            logger.info("distillation: step %d of %d, divergence %.5f, %.0f s left", step, steps, total / count, left)
+            total = 0.0
+    seconds, after = time.process_time() - began, measure()
+    if not after < before:
+        for parameter, value in zip(trained, initial, strict=True):
+            parameter.data.copy_(value)
+    student.requires_grad_(True)
+    return {"before": before, "after": min(before, after), "curve": curve, "cpu_seconds": seconds}
+
+
+class Examples(NamedTuple):
+    """Labelled texts of a task: ``validation.jsonl``, objects with texts and a number ``label``, one per line."""
+
+    texts: List[Text]
+    labels: List[Union[int, float]]
+
+    @classmethod
+    def read(cls, folder: PathLike, source: Source) -> "Examples":
+        path = os.path.join(folder, "validation.jsonl")
+        rows = [json.loads(line) for line in read_lines(path, "the examples") if line.strip()]
+        texts = [tuple(value for value in row.values() if isinstance(value, str)) for row in rows]
+        wanted = (2,) if source.is_encoder else (1, 2)
+        valid = all(isinstance(row.get("label"), (int, float)) for row in rows)
+        if not rows or not valid or {len(text) for text in texts} not in [{number} for number in wanted]:
+            kind = "two texts" if source.is_encoder else "one or two texts"
+            raise UserError(f"every line of {path} must be a JSON object with {kind} and a number 'label'")
+        return cls(texts, [row["label"] for row in rows])
+
+
+def metrics(model: Any, source: Source, examples: Examples) -> Dict[str, float]:
+    """100 × Spearman's correlation of an encoder's cosine similarities with the labels, or a classifier's metrics."""
+    from scipy.stats import pearsonr, spearmanr
+    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+
+    labels = numpy.array(examples.labels)
+    if source.is_encoder:
+        first, second = (outputs(model, source.batches([(text[side],) for text in examples.texts])) for side in (0, 1))
+        similarities = F.cosine_similarity(first, second).cpu().numpy()
+        return {"100 × Spearman": 100 * float(spearmanr(labels, similarities).statistic)}
+    logits = outputs(model, source.batches(examples.texts)).float().cpu().numpy()
+    if logits.shape[1] == 1:
+        predicted = logits[:, 0]
+        return {
+            "100 × Pearson": 100 * float(pearsonr(labels, predicted).statistic),
+            "100 × Spearman": 100 * float(spearmanr(labels, predicted).statistic),
+        }
+    predicted = logits.argmax(1)
+    measured = {"accuracy": 100 * float(accuracy_score(labels, predicted))}
+    if logits.shape[1] == 2:
+        measured["F1"] = 100 * float(f1_score(labels, predicted))
+        measured["100 × Matthews"] = 100 * float(matthews_corrcoef(labels, predicted))
+    return measured
+
+
+def read_evaluation(path: PathLike, source: Source) -> Tuple[List[Text], Optional[Examples]]:
+    """The texts of a text file or a task folder, and the examples of a task folder (:class:`Examples`)."""
+    if os.path.isdir(path):
+        examples = Examples.read(path, source)
+        return [(text,) for pair in examples.texts for text in pair] if source.is_encoder else examples.texts, examples
+    texts = read_texts(path, "the texts of --evaluate")
+    if not texts:
+        raise UserError(f"the file of --evaluate must have at least one text; got none in {os.fspath(path)}")
+    return texts, None
+
+
+def evaluate(
+    source: Source, converted: Any, texts: Sequence[Text], examples: Optional[Examples]
+) -> Dict[str, Dict[str, float]]:
+    """Measurements of the source and of the converted model; for the arguments see :func:`read_evaluation`."""
+    results: Dict[str, Dict[str, float]] = {}
+    if examples:
+        before, after = (metrics(model, source, examples) for model in (source.model, converted))
+        results.update({name: {"before": before[name], "after": after[name]} for name in before})
+    batches = source.batches(texts)
+    expected, got = outputs(source.model, batches), outputs(converted, batches)
+    mean = float(divergence(expected, got, source.is_encoder).mean())
+    if source.is_encoder:
+        results["mean cosine to the source"] = {"before": 1.0, "after": 1 - mean}
+    elif expected.size(1) == 1:
+        results["mean squared difference"] = {"before": 0.0, "after": mean}
+    else:
+        agree = 100 * float((expected.argmax(1) == got.argmax(1)).double().mean())
+        results["agreement with the source, %"] = {"before": 100.0, "after": agree}
+        results["KL divergence, bits"] = {"before": 0.0, "after": mean}
+    return results
+
+
+def _score_parameters(layer: nn.Module) -> int:
+    names: Any = names_of(layer)
+    prefixes = (f"{names.query}.", f"{names.key}.", "mixing", "content_bias")
+    return sum(parameter.numel() for name, parameter in layer.named_parameters() if name.startswith(prefixes))
+
+
+def convert_folder(folder: PathLike, output_folder: PathLike, settings: Settings, command: str) -> Record:
+    """Convert a model folder, as `collab reparam` does; see :func:`.pipeline.convert_model` for the record.
+
+    ``settings.calibration`` and ``settings.distill_text`` name text files, ``settings.evaluate`` a text file or a task
+    folder. The new folder also contains the tokenizer and the other small files of the source.
+
+    Raises:
+        ReparamError, UserError: invalid settings, model or text. Nothing is written.
+    """
+    began = time.perf_counter()
+    source = Source.load(folder, settings.device)
+    origin = dict(score_weights(source.model))
+    budget = allocation.parse_budget(settings.budget) if settings.budget else None
+    if budget:
+        allocation.check_budget({name: scores.heads.rank for name, scores in origin.items()}, budget)
+    texts: List[Text] = []
+    calibrations = divergences = distillation = None
+    if settings.calibration:
+        texts = read_texts(settings.calibration, "the calibration text")
+        batches = source.batches(texts)
+        tokens = sum(int(batch["attention_mask"].sum()) for batch in batches)
+        width = source.model.config.hidden_size
+        if tokens < width:
+            raise UserError(
+                f"the calibration text must have at least {width} tokens, the width of the model; got {tokens}"
+            )
+        check_tokens(source.tokenizer, batches, os.fspath(settings.calibration))
+        logger.info("calibrating on %d texts", len(texts))
+        calibrations = calibrate(source.model, batches)
+    else:
+        logger.warning("no --calibration: the fit is unweighted and loses more quality")
+    distill_texts = read_texts(settings.distill_text, "the text of --distill-text") if settings.distill_text else texts
+    evaluation = read_evaluation(str(settings.evaluate), source) if settings.evaluate else None
+    key_dims: Any = dict.fromkeys(origin, settings.key_dim)
+    if budget:
+        key_dims, divergences = _key_dims(source, calibrations, texts, budget, settings.seed)
+    fits = fit_layers(origin, key_dims, calibrations, seed=settings.seed)
+    converted: Any = with_scores(source.model, {name: fit.weights for name, fit in fits.items()})
+    if settings.distill:
+        rate = settings.distill_rate or RATE
+        distillation = distill(source, converted, distill_texts, settings.distill, rate, settings.seed)
+    seconds = time.perf_counter() - began
+    with new_folder(output_folder) as work:
+        _copy_small_files(Path(folder), Path(work))
+        converted.save_pretrained(work)
+        source.tokenizer.save_pretrained(work)
+    logger.info("wrote %s", os.fspath(output_folder))
+
+    recorded = asdict(settings)
+    for name in ("data", "device", "sites", "max_tokens", "references"):  # of fairseq models
+        del recorded[name]
+    recorded["checkpoint"] = file_setting(folder)
+    for name in ("calibration", "distill_text", "evaluate"):
+        path = recorded[name]
+        recorded[name] = file_setting(path) if path and os.path.isfile(path) else path and os.path.basename(path)
+    record = Record("conversion", "reparam", command, recorded, device=settings.device)
+    record.parts["output"] = file_setting(output_folder)
+    layers = dict(attention_layers(converted))
+    new_scores = dict(score_weights(converted))
+    record.parts["layers"] = [
+        {
+            "layer": name,
+            "key_dim": {"before": origin[name].heads.rank, "after": new_scores[name].heads.rank},
+            "relative_error": relative_error(origin[name].heads, new_scores[name].heads),
+            "weighted_error": fit.weighted_error,
+            "output_error": None,
+            "parameters": {
+                "before": _score_parameters(source.model.base_model.get_submodule(name)),
+                "after": _score_parameters(layers[name]),
+            },
+            "start": fit.decomposition.start,
+            "sweeps": fit.decomposition.sweeps,
+            "seconds": fit.decomposition.seconds,
+        }
+        for name, fit in fits.items()
+    ]
+    record.parts["parameters"] = {"before": source.model.num_parameters(), "after": converted.num_parameters()}
+    record.parts["divergences"] = divergences
+    record.parts["distillation"] = distillation
+    record.parts["seconds"] = seconds
+    record.parts["evaluation"] = evaluate(source, converted, *evaluation) if evaluation else {}
+    return record
+
+
+def _copy_small_files(source: Path, target: Path) -> None:
+    """Copy settings of the tokenizer, of sentence-transformers and the like, without the weights in any format."""
+    for path in sorted(source.rglob("*")):
+        if path.is_file() and not path.is_symlink() and path.suffix in (".json", ".txt", ".model"):
+            copy = target / path.relative_to(source)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
