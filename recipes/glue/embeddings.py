@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+"""Convert a sentence encoder at several key dimensions without labels, and measure STS-B by cosine similarity.
+
+    embeddings.py --model data/all-MiniLM-L6-v2
+
+Methods: `unweighted` (the paper's objective), `calibrated` (256 sentences of STS-B's training set), `distilled` (then
+trained without labels on the sentences of the training sets of STS-B, MRPC and SST-2). OUTPUT contains the texts, the
+models, a record per conversion, `speed.json` and table.md. The same command resumes after the last finished conversion.
+"""
+
+import argparse
+import logging
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, List
+
+try:
+    import torch
+    from tasks import TASKS, read
+
+    from collab_fairseq.reparam.folders import Source, convert_folder
+except ImportError as error:
+    sys.exit(f"recipes/glue/embeddings.py: error: {error}; pip install 'collab_fairseq[huggingface,plots]'")
+
+from collab_fairseq.checkpoints import file_setting, sha256
+from collab_fairseq.cli.main import guarded
+from collab_fairseq.cli.options import command
+from collab_fairseq.records import pages
+from collab_fairseq.records.files import write_json, write_text
+from collab_fairseq.records.record import Record, load
+from collab_fairseq.reparam.pipeline import Settings
+
+logger = logging.getLogger("embeddings")
+ROOT = Path(__file__).resolve().parents[2]
+METHODS = ("unweighted", "calibrated", "distilled")
+CALIBRATION, SST2 = 256, 10_000
+#: tokens per text, and texts per batch, of the measurement of speed
+LENGTHS, BATCH, REPEATS = (16, 64, 256), 8, 5
+SPEARMAN, COSINE = "100 × Spearman", "mean cosine to the source"
+
+
+def write_texts(data: Path, output: Path) -> Dict[str, str]:
+    """Write `calibration.txt` and `unlabelled.txt`; returns name → SHA-256 of the files of the tasks."""
+    sentences: Dict[str, List[str]] = {}
+    for task in ("stsb", "mrpc", "sst2"):
+        rows = read(data / task / "train.jsonl")
+        sentences[task] = [" ".join(row[field].split()) for row in rows for field in TASKS[task].fields]
+    step = len(sentences["stsb"]) // CALIBRATION
+    write_text("".join(f"{line}\n" for line in sentences["stsb"][::step][:CALIBRATION]), output / "calibration.txt")
+    unlabelled = sentences["stsb"] + sentences["mrpc"] + sentences["sst2"][:SST2]
+    random.Random(1).shuffle(unlabelled)
+    write_text("".join(f"{line}\n" for line in unlabelled), output / "unlabelled.txt")
+    files = [data / task / "train.jsonl" for task in sentences] + [data / "stsb" / "validation.jsonl"]
+    return {f"{file.parent.name}/{file.name}": sha256(file) for file in files}
+
+
+@torch.no_grad()
+def sentences_per_second(models: Dict[str, Any], length: int) -> Dict[str, float]:
+    """Model → median rate in texts of `length` tokens; the models take turns."""
+    generator = torch.Generator().manual_seed(length)
+    vocabulary = next(iter(models.values())).config.vocab_size
+    tokens = torch.randint(1000, vocabulary, (BATCH, length), generator=generator)
+    batch = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    rates: Dict[str, List[float]] = {name: [] for name in models}
+    for repeat in range(REPEATS + 1):
+        for name, model in models.items():
+            began, count = time.perf_counter(), 0
+            while time.perf_counter() - began < 1.0:
+                model(**batch)
+                count += BATCH
+            if repeat:  # the first is a warm-up
+                rates[name].append(count / (time.perf_counter() - began))
+    return {name: sorted(values)[len(values) // 2] for name, values in rates.items()}
+
+
+def table(conversions: Dict[str, Dict[str, Any]], speed: Dict[str, Any]) -> str:
+    """The tables in Markdown, from the parts of conversions (`method/key_dim`) and of the speed."""
+    rows = [["method", "key dimension", "parameters (M)", "STS-B", "difference", "cosine", "seconds"]]
+    for name, parts in conversions.items():
+        method, _, key_dim = name.partition("/")
+        sts, cosine, size = (parts["evaluation"][SPEARMAN], parts["evaluation"][COSINE], parts["parameters"])
+        if len(rows) == 1:
+            full = parts["layers"][0]["key_dim"]["before"]
+            rows.append(["source", str(full), f"{size['before'] / 1e6:.2f}", f"{sts['before']:.2f}", "", "1", ""])
+        cells = [method, key_dim, f"{size['after'] / 1e6:.2f}", f"{sts['after']:.2f}"]
+        cells += [f"{sts['after'] - sts['before']:+.2f}", f"{cosine['after']:.3f}", f"{parts['seconds']:.0f}"]
+        rows.append(cells)
+    text = pages.table(rows, numbers=True)
+    text += "\n\nSTS-B: validation set, 100 × Spearman's correlation of cosine similarities.\n"
+    if not speed:
+        return text
+    rows = [["key dimension", "MB", *(f"texts/s, {length} tokens" for length in speed["rates"])]]
+    for name, size in speed["bytes"].items():
+        rates = [(of_length[name], of_length["source"]) for of_length in speed["rates"].values()]
+        rows.append([name, f"{size / 1e6:.1f}", *(f"{rate:.0f} ({rate / source:.2f})" for rate, source in rates)])
+    note = f"One thread, batches of {BATCH}, median of {REPEATS} seconds; in brackets: relative to the source."
+    return f"{text}\n{pages.table(rows, numbers=True)}\n\n{note}\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--model", type=Path, required=True, metavar="DIR", help="folder of an encoder, such as that of minilm.py")
+    add("--data", type=Path, default=ROOT / "data/glue", metavar="DIR", help="GLUE tasks (default: data/glue)")
+    add("--key-dims", default="192,128,96,64", metavar="N,…", help="key dimensions (default: %(default)s)")
+    add("--methods", default=",".join(METHODS), metavar="NAME,…", help="methods (default: %(default)s)")
+    add("--steps", type=int, default=1000, metavar="N", help="steps of distillation (default: %(default)s)")
+    add("--seed", type=int, default=1, metavar="N", help="random seed (default: %(default)s)")
+    folder = ROOT / "runs/glue/embeddings"
+    add("--output", type=Path, default=folder, metavar="DIR", help="output folder (default: runs/glue/embeddings)")
+    add("--no-speed", action="store_true", help="do not measure sentences per second, which needs a quiet core")
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="embeddings: %(message)s")
+    args.output.mkdir(parents=True, exist_ok=True)
+    data = write_texts(args.data, args.output)
+    conversions: Dict[str, Dict[str, Any]] = {}
+    for key_dim in args.key_dims.split(","):
+        for method in args.methods.split(","):
+            name = f"{method}-{key_dim}"
+            path = args.output / f"{name}.json"
+            if not path.is_file():
+                settings = Settings(
+                    key_dim=int(key_dim),
+                    calibration=None if method == "unweighted" else str(args.output / "calibration.txt"),
+                    distill=args.steps if method == "distilled" else None,
+                    distill_text=str(args.output / "unlabelled.txt") if method == "distilled" else None,
+                    evaluate=str(args.data / "stsb"),
+                    seed=args.seed,
+                )
+                line = command("recipes/glue/embeddings.py")
+                content = convert_folder(args.model, args.output / name, settings, line).content
+                content.update(name=f"embeddings-{name}", settings={**content["settings"], "data": data})
+                write_json(content, path)
+            conversions[f"{method}/{key_dim}"] = load(path, "conversion")["parts"]
+    speed: Dict[str, Any] = {}
+    if not args.no_speed:
+        path = args.output / "speed.json"
+        torch.set_num_threads(1)
+        folders = {"source": args.model, **{n: args.output / f"calibrated-{n}" for n in args.key_dims.split(",")}}
+        models = {name: Source.load(folder, "cpu").model for name, folder in folders.items()}
+        settings_ = {"model": file_setting(args.model), "batch": BATCH, "repeats": REPEATS}
+        record_ = Record("study", "embeddings-speed", command("recipes/glue/embeddings.py"), settings_, path)
+        record_.part("bytes", lambda: {n: (Path(f) / "model.safetensors").stat().st_size for n, f in folders.items()})
+        record_.part("rates", lambda: {str(length): sentences_per_second(models, length) for length in LENGTHS})
+        speed = record_.parts
+    write_text(table(conversions, speed), args.output / "table.md")
+    sys.stdout.write(table(conversions, speed))
+
+
+if __name__ == "__main__":
+    sys.exit(guarded("recipes/glue/embeddings.py", main))
