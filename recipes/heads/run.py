@@ -60,7 +60,7 @@ def main() -> None:
     if args.parses and not Path(args.parses).is_file():
         raise UserError(f"there is no file {args.parses}")
     show_messages("heads")
-    machine = Machine(args.device, gpus=1)
+    machine = Machine(args.device, default_gpus=1)
     machine.find_gpus()
     os.environ["OMP_NUM_THREADS"] = str(args.threads)
     settings = {"gates": f"encoder_cross_decoder, {args.gate_updates} updates", "sentences": args.sentences}

@@ -116,6 +116,7 @@ def plan_run(script: Path, argv: List[str], cfg: DictConfig, args: argparse.Name
     machine = Machine(
         device=cfg.recipe.device,
         gpus=cfg.recipe.gpus or 0,
+        default_gpus=cfg.recipe.default_gpus or 0,
         nodes=args.nodes or int(os.environ.get("SLURM_JOB_NUM_NODES") or 1),
         node_rank=args.node_rank or 0,
         master=args.master or "",
@@ -126,7 +127,8 @@ def plan_run(script: Path, argv: List[str], cfg: DictConfig, args: argparse.Name
         cpu_precision=cfg.recipe.cpu_precision,
         max_tokens=args.max_tokens or 0,
     )
-    machine.find_gpus()
+    if script.stem != "average":  # which runs on the CPU, also of a machine without the GPUs of the run
+        machine.find_gpus()
     heads, key_dim = cfg.model.get("collaborative_heads", "stock"), cfg.model.get("key_dim")
     name = run_name(heads, key_dim, args.variant, cfg.common.seed, cfg.optimization.max_update)
     return RecipeRun(

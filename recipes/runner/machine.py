@@ -82,10 +82,11 @@ def equal_shares(batch: int, processes: int, least: int) -> List[int]:
 
 @dataclass
 class Machine:
-    """Where a run is trained. `gpus` are GPUs (or CPU processes) per node, `threads` CPU threads per node."""
+    """Where a run is trained. `gpus` are GPUs per node (on a CPU: processes), `threads` CPU threads per node."""
 
     device: str = "auto"
-    gpus: int = 0  # 0: all
+    gpus: int = 0  # 0: not requested
+    default_gpus: int = 0  # without a request; 0: all
     nodes: int = 1
     node_rank: int = 0
     master: str = ""
@@ -108,8 +109,17 @@ class Machine:
         return max(1, self.threads // self.gpus)
 
     def find_gpus(self) -> None:
-        """Set device, gpus, capability and memory."""
+        """Set device, gpus, capability and memory.
+
+        Raises:
+            UserError: GPUs were requested, by the device, by their number or from Slurm, and torch sees fewer.
+        """
         number, self.capability, self.memory = find_gpus()
+        request = f"--device {self.device}"
+        if self.device == "auto" and self.gpus:
+            self.device, request = "gpu", f"--gpus {self.gpus}"
+        elif self.device == "auto" and os.environ.get("SLURM_GPUS_ON_NODE", "0") not in ("", "0"):
+            self.device, request = "gpu", "this Slurm job has GPUs"
         self.device = choose_device(self.device, number)
         if self.device == "cpu":
             self.gpus = self.gpus or 1
@@ -117,10 +127,10 @@ class Machine:
         if self.dry_run and not number and self.gpus:
             number, self.capability = self.gpus, None
         if not number:
-            raise UserError("--device gpu: torch sees no GPU here (see collab doctor)")
-        self.gpus = self.gpus or number
+            raise UserError(f"{request}: torch sees no GPU here (see collab doctor); --device cpu uses the CPU")
+        self.gpus = self.gpus or min(self.default_gpus or number, number)
         if self.gpus > number:
-            raise UserError(f"--gpus must be at most {number} on this machine; got {self.gpus}")
+            raise UserError(f"--gpus must be at most {number}, the GPUs that torch sees here; got {self.gpus}")
 
     def choose_precision(self) -> None:
         """Set precision to fp16, bf16 or fp32."""

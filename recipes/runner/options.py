@@ -115,8 +115,9 @@ def add_shared_options(parser: argparse.ArgumentParser, recipe: str, cfg: DictCo
 
     group = parser.add_argument_group("machine")
     add_setting(group, cfg, "--device", "recipe.device", "auto, gpu or cpu", metavar="NAME")
-    text = "GPUs per node, or processes on a CPU"
-    text += "" if settings.gpus else " (default: all GPUs, or one process)"
+    default = {None: "all", 1: "one"}.get(settings.default_gpus, settings.default_gpus)
+    text = "GPUs per node; with --device cpu, processes"
+    text += "" if settings.gpus else f" (default: {default}; one process)"
     add_setting(group, cfg, "--gpus", "recipe.gpus", text, metavar="N", type=positive)
     text = "number of nodes (default: 1, or those of the Slurm job); outside Slurm, start the command on each node "
     text += "with --master and --node-rank"

@@ -56,7 +56,8 @@ class Recipe:
     batch_tokens: Optional[int] = None  # per update; default: max_tokens × update_freq × distributed_world_size
     training_module: Optional[str] = None  # folder for fairseq-train's --user-dir; it imports collab_fairseq.models
     device: str = "auto"
-    gpus: Optional[int] = None  # per node, or processes on a CPU; default: all GPUs
+    gpus: Optional[int] = None  # per node; with device cpu: processes
+    default_gpus: Optional[int] = None  # without a request; default: all GPUs
     precision: str = "auto"
     cpu_precision: str = "bf16"  # meaning of `auto` on a CPU; bf16 falls back to fp32 without native support
     average: int = 5  # of the last checkpoints

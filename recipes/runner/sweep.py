@@ -23,7 +23,7 @@ from fairseq_modern.files import CHECKSUMS
 from .data import fingerprint
 from .evaluation import blind_source, blind_translations
 from .folder import check_output, check_settings, kept_settings
-from .machine import find_gpus
+from .machine import Machine, find_gpus
 from .overrides import shell_words
 from .process import STOPPED, forward_signals, run_logged, send, start
 from .programs import collab
@@ -79,7 +79,7 @@ def sweep(
                 raise UserError(f"{name} could not be submitted (see above)")
     else:
         check_output(output)
-        failed = make(unfinished, output, args.jobs or 1, cfg.recipe.gpus or 0)
+        failed = make(unfinished, output, args.jobs or 1, gpus_per_run(cfg) if unfinished else 0)
         if len(failed) < len(runs):
             write_tables(output, runs)
         if failed:
@@ -149,6 +149,13 @@ def run_program(recipe: str, args: argparse.Namespace) -> List[str]:
     if Path.cwd().resolve() != ROOT:  # run.sbatch looks for the recipe in the folder of submission
         raise SettingsError(f"--submit must be given in {ROOT}; got {Path.cwd()}")
     return [*words, str(ROOT / "recipes/slurm/run.sbatch"), recipe]
+
+
+def gpus_per_run(cfg: DictConfig) -> int:
+    """GPUs of each run; 0: all, or none. Raises UserError if a run would not find the GPUs that it requests."""
+    machine = Machine(cfg.recipe.device, cfg.recipe.gpus or 0)
+    machine.find_gpus()
+    return (cfg.recipe.gpus or cfg.recipe.default_gpus or 0) if machine.device == "gpu" else 0
 
 
 def make(runs: Dict[str, List[str]], output: Path, jobs: int, gpus: int) -> List[str]:

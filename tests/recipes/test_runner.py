@@ -45,6 +45,11 @@ def plan(monkeypatch):
         ((1, 80, 79), {}, "gpu 1 7168 4 bf16"),
         ((1, 80, 139), {}, "gpu 1 14336 2 bf16"),
         ((1, 80, 139), {"device": "cpu", "cpu_precision": "fp32"}, "cpu 1 3584 8 fp32"),
+        ((0,), {"device": "cpu", "gpus": 4, "cpu_precision": "fp32"}, "cpu 4 3584 2 fp32"),
+        ((0,), {"default_gpus": 4, "cpu_precision": "fp32"}, "cpu 1 3584 8 fp32"),
+        ((8, 80), {"default_gpus": 4}, "gpu 4 3584 2 bf16"),
+        ((2, 80), {"default_gpus": 4}, "gpu 2 3584 4 bf16"),
+        ((0,), {"gpus": 4, "dry_run": True, "precision": "fp16"}, "gpu 4 3584 2 fp16"),
         ((4, 70), {"nodes": 2}, "gpu 8 3584 1 fp16"),
         ((4, 80), {"max_tokens": 7168}, "gpu 4 7168 1 bf16"),
         ((4, 70), {"precision": "fp32"}, "gpu 4 3584 2 fp32"),
@@ -75,13 +80,24 @@ def test_rejects_numbers_of_gpus_that_cannot_yield_the_batch(plan, processes):
     [
         ((4, 80), {"max_tokens": 5000}, "got 5000; possible: 7168, 3584, 1792, 1024"),
         ((4, 70), {"precision": "bf16"}, "bf16 needs a GPU of compute capability 8.0 or later; got 7.0"),
-        ((4, 80), {"gpus": 8}, "--gpus must be at most 4"),
-        ((0,), {"device": "gpu"}, "torch sees no GPU here"),
+        ((4, 80), {"gpus": 8}, "--gpus must be at most 4, the GPUs that torch sees here; got 8"),
+        ((0,), {"device": "gpu"}, "--device gpu: torch sees no GPU here"),
+        ((0,), {"gpus": 4}, "--gpus 4: torch sees no GPU here (see collab doctor); --device cpu uses the CPU"),
     ],
 )
 def test_rejects_options_that_the_machine_does_not_support(plan, gpus, options, message):
     with pytest.raises(UserError, match=re.escape(message)):
         plan(*gpus, **options)
+
+
+def test_a_slurm_job_with_gpus_does_not_train_on_the_cpu(plan, monkeypatch):
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "2")
+    with pytest.raises(UserError, match="this Slurm job has GPUs: torch sees no GPU here"):
+        plan(0, default_gpus=1)
+    assert plan(0, device="cpu").device == "cpu"
+    assert plan(2, 80, default_gpus=1).gpus == 1
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "0")
+    assert plan(0, default_gpus=1).device == "cpu"
 
 
 @pytest.mark.parametrize(("units", "amp"), [("none", []), ("some", ["--amp"])])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
-from runner import cli, settings
+from runner import cli, machine, settings
 from runner.evaluation import export
 from runner.folder import keep_settings
 
@@ -97,6 +97,21 @@ def test_rejects_wrong_settings_before_any_work(word, message, call, tmp_path):
     assert_rejected(call(TOY / "run.sh", word, *output), message)
     assert_rejected(call(TOY / "sweep.sh", word, "--output", tmp_path / "runs", "--dry-run"), message)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_request_for_gpus_is_rejected_without_gpus(call, tmp_path, monkeypatch):
+    """Independent of how it is made; the recipe's own number of GPUs is no request."""
+    monkeypatch.setattr(machine, "find_gpus", lambda: machine.Gpus(0))
+    (tmp_path / "mine.yaml").write_text("recipe: {gpus: 2}")
+    output = ["--output", tmp_path / "runs"]
+    for request in (["--gpus", 2], ["recipe.gpus=2"], ["--config", tmp_path / "mine.yaml"]):
+        for script in ([TOY / "run.sh"], [TOY / "sweep.sh", "--jobs", 2]):
+            assert_rejected(call(*script, *output, *request), "--gpus 2: torch sees no GPU here", status=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
+    for words in (["--gpus", 2, "--device", "cpu", "recipe.batch_tokens=4096"], []):
+        assert_accepted(call(TOY / "run.sh", *output, *words, "--dry-run"))
+    done = call(RECIPES / "wmt14_en_de" / "average.sh", *output, "--gpus", 2)
+    assert_rejected(done, "there is no run in", status=1)  # needs no GPU
 
 
 @pytest.mark.parametrize(

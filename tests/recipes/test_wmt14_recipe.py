@@ -142,6 +142,13 @@ def test_srun_gives_each_node_all_its_cores(slurm, variable, cores, tmp_path):
     assert f" --master_addr 127.0.0.1 --master_port {port} " in done
 
 
+def test_job_with_gpus_that_torch_does_not_see_is_rejected(slurm, tmp_path):
+    job = {"SLURM_JOB_NUM_NODES": "1", "SLURM_GPUS_ON_NODE": "2", "RECIPE_CONFIG": "", "CUDA_VISIBLE_DEVICES": ""}
+    words = ["toy", "--output", tmp_path / "run"]
+    rejected(run("bash", RECIPES / "slurm" / "run.sbatch", *words, env=job, check=False), "--gpus 2: torch sees no GPU")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.slow
 def test_job_on_two_nodes_saves_before_its_time_limit_and_is_requeued(rehearsed, slurm, tmp_path):
     data = ["--data", rehearsed[0] / "data", "--reference", rehearsed[0] / "miniature" / "references.de"]
