@@ -88,6 +88,7 @@ setup(
         "serve": ["ctranslate2>=4.8", "subword-nmt"],
         "slurm": ["hydra-submitit-launcher"],
         "reparam": ["tensorly"],
+        "wandb": ["wandb"],
         # transformers 5 needs Python 3.11
         "huggingface": [
             'transformers>=5.23,<6; python_version >= "3.11"',

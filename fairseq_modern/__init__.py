@@ -78,7 +78,7 @@ AFTER = {
     "fairseq_cli.train": (
         "cpu_training.patch",
         "hydra_train.patch_train",
-        "asynchronous_saving.patch",
+        "optional_packages.patch",
         "fault_tolerance.patience.patch",
         "fault_tolerance.stopping.patch_train",
     ),

@@ -11,7 +11,7 @@ from typing import List, Tuple
 from omegaconf import DictConfig
 
 from collab_fairseq.scoring.bleu import sacrebleu_scorer
-from fairseq_modern import processor
+from fairseq_modern import optional_packages, processor
 
 from . import data, overrides, settings, training
 from .averaging import write_averages
@@ -46,6 +46,8 @@ def main(script: Path, argv: List[str]) -> None:
     elif run.machine.node_rank > 0:
         training.train_as_other_node(run)
     else:
+        if step in ("train", "run"):
+            optional_packages.check(cfg)
         with locked(run.output):
             do_steps(run, step, other_average="recipe.average" in args.overridden)
 

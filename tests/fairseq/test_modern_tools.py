@@ -15,7 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
 
-from fairseq_modern import asynchronous_saving, errors, hydra_train
+from fairseq_modern import errors, hydra_train, optional_packages
 from tests.common import run
 from tests.fairseq.commands import hydra_command
 from tests.fairseq.forked import training_config
@@ -82,26 +82,38 @@ def test_settings_may_refer_to_defaults_of_a_task(monkeypatch):
     assert given[0].model.max_target_positions == 1024
 
 
-def test_asynchronous_saving_without_iopath_is_an_error(tmp_path, monkeypatch):
-    """Unpatched, `main` logs a message and returns."""
+@pytest.mark.parametrize(
+    ("section", "setting", "value", "modules"),
+    [
+        ("checkpoint", "write_checkpoints_asynchronously", True, ["iopath"]),
+        ("common", "wandb_project", "x", ["wandb"]),
+        ("common", "tensorboard_logdir", "x", ["torch.utils.tensorboard", "tensorboardX"]),
+        ("common", "aim_repo", "x", ["aim"]),
+        ("common", "azureml_logging", True, ["azureml", "azureml.core"]),
+    ],
+)
+def test_a_flag_whose_package_is_missing_is_an_error(section, setting, value, modules, tmp_path, monkeypatch):
+    """Unpatched, `main` trains nothing or without this log."""
     from fairseq_cli import train  # configures logging
 
     cfg = training_config(tmp_path)
     cfg.dataset.max_tokens = 100
-    cfg.checkpoint.write_checkpoints_asynchronously = True
-    monkeypatch.setitem(sys.modules, "iopath", None)
-    with pytest.raises(errors.UserError, match="--write-checkpoints-asynchronously needs iopath"):
-        train.main(cfg)
-
-    def main(cfg):
-        import iopath
-
-        return iopath
-
-    program = SimpleNamespace(main=main)
-    asynchronous_saving.patch(program)
-    monkeypatch.setitem(sys.modules, "iopath", "installed")
-    assert program.main(cfg) == "installed"
+    trained = []
+    program = SimpleNamespace(main=lambda cfg: trained.append(cfg))
+    optional_packages.patch(program)
+    for module in modules:
+        monkeypatch.setitem(sys.modules, module, None)
+    program.main(cfg)  # control: without the flag
+    cfg[section][setting] = value
+    for main in (train.main, program.main):
+        with pytest.raises(errors.UserError, match=f"--{setting.replace('_', '-')} needs .* run: pip install "):
+            main(cfg)
+    for module in modules[-1:]:
+        monkeypatch.setitem(sys.modules, module, SimpleNamespace())
+    if modules[0] == "azureml":
+        monkeypatch.setitem(sys.modules, "azureml", SimpleNamespace(__path__=[]))
+    program.main(cfg)  # control: with the package
+    assert len(trained) == 2
 
 
 PREFETCHES = """

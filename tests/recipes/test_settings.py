@@ -255,6 +255,15 @@ def test_rejects_an_output_that_is_not_writable(script, call, tmp_path):
         assert_rejected(done, f"--output must be a writable folder; got {output} (", status=1)
 
 
+def test_a_missing_package_is_an_error_before_any_work(call, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    done = call(TOY / "run.sh", "common.wandb_project=x", "--output", tmp_path / "run", "--device", "cpu")
+    assert_rejected(
+        done, "--wandb-project needs wandb, which is not installed; leave out the flag or run: pip", status=1
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_shell_scripts_pass_on_the_exit_status():
     done = run("bash", TOY / "run.sh", "model.dropout=7", "--dry-run", check=False)
     assert_rejected(done, "recipes/toy/run.sh: error: model.dropout must be in [0, 1); got 7")
