@@ -15,8 +15,7 @@ Parts, with null for numbers that were not measured:
     parameters     of the model; shared ones count once
     training       {updates, wall_seconds, train_seconds, words_per_second, peak_memory_bytes, peak_gpu_bytes,
                    parts: [{precision, train_seconds, wall_seconds, peak_memory_bytes, exit_status}]}; a resumed run
-                   has several parts, whose seconds are added up. If the runner was killed, only train_seconds is
-                   known (from fairseq's log) and stands for both
+                   has several parts, whose seconds are added up. train_seconds excludes the import of packages
     curves         {train, valid or another subset: [{updates, loss, …}]}
     scores         {test set: output of `collab score --json`, see `scoring.evaluation.Evaluation`}
     losses         {validation or test set: {loss, nll_loss, tokens, sentences}}, of the checkpoint in float32: means
@@ -25,6 +24,7 @@ Parts, with null for numbers that were not measured:
 
 import contextlib
 import json
+import logging
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
@@ -33,6 +33,8 @@ from collab_fairseq.records.files import PathLike
 from collab_fairseq.records.record import Record, plain
 from collab_fairseq.records.train_log import read_train_log
 from fairseq_modern.files import read_checksums
+
+logger = logging.getLogger(__name__)
 
 CONFIG_SECTIONS = ("model", "optimization", "optimizer", "lr_scheduler", "criterion", "dataset")
 #: settings of the section `common` that set the precision of training
@@ -52,16 +54,29 @@ def config_of(state: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def read_usage(usage: Path) -> List[Dict[str, Any]]:
-    """The measurements of each part of a run, with `log_from`."""
+    """The measurements of each part of a run: at least one part, without measurements if they are lost.
+
+    Args:
+        usage: JSON lines of the runner, see `make_record`.
+    """
     parts: List[Dict[str, Any]] = []
-    for line in usage.read_text(encoding="utf-8").splitlines():
-        with contextlib.suppress(ValueError):  # a line truncated by a kill
+    lines = usage.read_text(encoding="utf-8", errors="replace").splitlines() if usage.exists() else []
+    for line in lines:
+        with contextlib.suppress(ValueError, TypeError):  # an incomplete line
             entry = json.loads(line)
             if "log_from" in entry:
                 parts.append(entry)
             elif parts:
                 parts[-1].update(entry)
+    if not parts or parts[0]["log_from"] > 0:  # the first parts are lost
+        parts.insert(0, {"log_from": 0})
     return parts
+
+
+def _total(seconds: List[Optional[float]]) -> Optional[float]:
+    """The sum; None if one is unknown."""
+    known = [each for each in seconds if each is not None]
+    return round(sum(known), 3) if len(known) == len(seconds) else None
 
 
 def make_record(
@@ -86,8 +101,9 @@ def make_record(
         name: of the run.
         command: repeats the run.
         checkpoint: loaded checkpoint whose translations were scored.
-        train_log: output of `fairseq-train --log-format json`.
-        usage: JSON lines of the runner: {log_from, hardware} at the start of a part, then its measurements.
+        train_log: output of `fairseq-train --log-format json`. Without it, the record has no curves.
+        usage: JSON lines of the runner: {log_from, hardware} at the start of a part, then its measurements and log_to.
+            The parts begin and end at these bytes of the log.
         data_checksums: output of sha256sum for the prepared corpus.
         scores: test set → output of `collab score --json`.
         losses: validation or test set → its entry in the part `losses`.
@@ -96,14 +112,19 @@ def make_record(
         repository: checkout whose commit is recorded (default: that of this package).
         files: setting → name and SHA-256 of the file that it names.
         decoding: setting → value of the search.
+
+    Raises:
+        UserError: the log is incomplete.
     """
-    measured = read_usage(usage) or [{"log_from": 0}]
+    measured = read_usage(usage)
+    log = read_train_log(train_log, measured[-1].get("log_to", 0))
+    if not train_log.exists():
+        logger.warning("%s is missing: the record has no learning curve", train_log)
     machines = [part.pop("hardware", {}) for part in measured]
-    log = read_train_log(train_log, [part.pop("log_from") for part in measured])
-    unknown = {"wall_seconds": None, "peak_memory_bytes": None, "exit_status": None}
+    unknown = dict.fromkeys(("train_seconds", "wall_seconds", "peak_memory_bytes", "exit_status"))
     parts = [
-        {"train_seconds": seconds, **unknown, **part}
-        for part, seconds in zip(measured, log["part_seconds"], strict=True)
+        {**unknown, **{name: value for name, value in part.items() if name not in ("log_from", "log_to")}}
+        for part in measured
     ]
     settings = {
         "seed": seed,
@@ -121,8 +142,8 @@ def make_record(
     record.parts["parameters"] = num_parameters(checkpoint)
     record.parts["training"] = {
         "updates": num_updates(checkpoint),
-        "wall_seconds": sum(part["wall_seconds"] or part["train_seconds"] for part in parts) or None,
-        "train_seconds": sum(part["train_seconds"] for part in parts) or None,
+        "wall_seconds": _total([part["wall_seconds"] for part in parts]),
+        "train_seconds": _total([part["train_seconds"] for part in parts]),
         "words_per_second": log["words_per_second"],
         "peak_memory_bytes": max((part["peak_memory_bytes"] or 0 for part in parts), default=0) or None,
         "peak_gpu_bytes": int(gpus[0]["memory_bytes"] - free * 2**30) if gpus and free is not None else None,

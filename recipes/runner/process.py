@@ -5,6 +5,7 @@ import ctypes
 import functools
 import json
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -88,9 +89,7 @@ def run_logged(
         command: program and arguments, converted to strings.
         log: file for its output, which is also copied to standard output. The command writes to it directly, so that
             nothing is lost if this process is killed.
-        usage: file for two JSON lines per call: `{"log_from"}`, the size of the log in bytes at the start, and
-            `{"wall_seconds", "peak_memory_bytes", "exit_status"}` at the end. The peak includes the children that the
-            command waited for.
+        usage: file for the measurements, see `Usage`. Needs `log`.
         about: further fields for the first of these lines.
         stop_signal: the signal that the command gets when one is forwarded.
         options: for `subprocess.Popen`.
@@ -109,29 +108,69 @@ def run_logged(
             options.update(stdout=stack.enter_context(open(log, "ab")), stderr=subprocess.STDOUT)
             shown = stack.enter_context(open(log, "rb"))
             shown.seek(0, os.SEEK_END)
-        if usage:
-            _append(usage, {"log_from": shown.tell() if shown else 0, **(about or {})})
-        begin = time.monotonic()
+        measured = None
+        if usage and shown:
+            usage.touch()
+            measured = Usage(stack.enter_context(open(usage, "r+b", buffering=0)), shown, about or {})
         process = start(command, **options)
         processes.append(process)
         if received:  # before the process was in the list
             send(process, stop_signal)
-        peak = _wait(process, shown)
-        if usage:
-            seconds = round(time.monotonic() - begin, 3)
-            _append(usage, {"wall_seconds": seconds, "peak_memory_bytes": peak, "exit_status": process.returncode})
+        peak = _wait(process, shown, measured)
+        if measured:
+            measured.write(peak_memory_bytes=peak, exit_status=process.returncode)
     if process.returncode == STOPPED or (received and process.returncode):
         logger.info("stopped as requested; the same command resumes")
         raise SystemExit(STOPPED)
     return int(process.returncode)
 
 
-def _wait(process: "subprocess.Popen[Any]", shown: Optional[IO[bytes]]) -> int:
+class Usage:
+    """Measurements of a command, as two JSON lines in a file: one from its start, `{"log_from", …}`, and one that is
+    replaced until its end, `{"wall_seconds", "train_seconds", "log_to", "peak_memory_bytes", "exit_status"}`.
+
+    `log_from` and `log_to` are the sizes of the log in bytes before and after the command. `train_seconds` excludes the
+    time before its first output, in which it imports packages. The last two are added at its end; the peak of memory
+    includes children that it waited for. If this process is killed, the line is at most `SECONDS` old.
+    """
+
+    SECONDS = 0.5
+    WIDTH = 160  # of the second line, so that it is replaced by a single write
+
+    def __init__(self, file: IO[bytes], log: IO[bytes], about: Dict[str, Any]) -> None:
+        self.file, self.log, self.log_from = file, log, log.tell()
+        self.begin = self.first_output = time.monotonic()
+        text = json.dumps({"log_from": self.log_from, **about}) + "\n"
+        with contextlib.suppress(OSError):  # of an empty file
+            self.file.seek(-1, os.SEEK_END)
+        if self.file.read() not in (b"", b"\n"):
+            text = f"\n{text}"  # the last line is incomplete
+        self.file.write(text.encode())
+        self.position, self.written = self.file.tell(), -math.inf
+
+    def write(self, **more: Any) -> None:
+        """Replace the second line, at most every `SECONDS` unless there is more to write."""
+        now, log_to = time.monotonic(), self.log.tell()
+        if log_to == self.log_from:
+            self.first_output = now
+        if not more and now - self.written < self.SECONDS:
+            return
+        self.written = now
+        seconds = {"wall_seconds": round(now - self.begin, 3), "train_seconds": round(now - self.first_output, 3)}
+        line = json.dumps({**seconds, "log_to": log_to, **more}).ljust(self.WIDTH - 1) + "\n"
+        with contextlib.suppress(OSError):  # a measurement must not end training
+            self.file.seek(self.position)
+            self.file.write(line.encode())
+
+
+def _wait(process: "subprocess.Popen[Any]", shown: Optional[IO[bytes]], measured: Optional[Usage] = None) -> int:
     """Wait for the end and copy new output from the log. Returns the peak of resident memory in bytes."""
     while True:
         pid, status, resources = os.wait4(process.pid, os.WNOHANG if shown else 0)
         if shown:
             _show(shown)
+        if measured:
+            measured.write()
         if pid:
             process.returncode = os.waitstatus_to_exitcode(status)
             return resources.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -143,8 +182,3 @@ def _show(log: IO[bytes]) -> None:
     with contextlib.suppress(OSError):
         sys.stdout.buffer.write(log.read())
         sys.stdout.buffer.flush()
-
-
-def _append(usage: Path, entry: Dict[str, Any]) -> None:
-    with open(usage, "a", encoding="utf-8") as stream:
-        stream.write(json.dumps(entry) + "\n")

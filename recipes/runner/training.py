@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+from pathlib import Path
 from typing import List
 
 from collab_fairseq.records import environment
@@ -44,17 +45,16 @@ def train_stage(run: RecipeRun, average: Average, step: str) -> None:
         )
     if latest and latest.updates >= run.end(average):  # fairseq-train would make one more update
         logger.info("%s: %s is complete", step, os.path.basename(latest.path))
-        usage.touch()
     else:
         resuming = f": resuming from {os.path.basename(latest.path)}" if latest else ""
         logger.info("%s%s", step, resuming)
         # auto is fp16 or bf16, depending on the GPUs: the record lists the precision of each part
-        machine = {**environment.hardware(), "threads": run.machine.threads}
+        machine = {**environment.hardware(), "threads": run.machine.threads, "device": run.machine.device}
         about = {"precision": run.machine.precision, "hardware": machine}
         if run_logged(command(run, average, latest is not None), log, usage, about, run.machine.stop_signal()):
             raise UserError(f"training failed, see {log}; correct the cause, then resume with the same command")
     if average.stage:  # the record of a stage describes its own part of the training run
-        for file in (log, usage):
+        for file in filter(Path.exists, (log, usage)):
             shutil.copy(file, run.output / file.name.replace("train", f"train{average.stage_suffix}", 1))
 
 

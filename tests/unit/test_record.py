@@ -13,7 +13,8 @@ from collab_fairseq.records import environment
 from collab_fairseq.records.files import write_json, write_text
 from collab_fairseq.records.record import Record
 from collab_fairseq.records.train_log import read_train_log
-from collab_fairseq.records.training import make_record
+from collab_fairseq.records.training import make_record, read_usage
+from fairseq_modern.errors import UserError
 from tests.common import ROOT
 
 LOG = """\
@@ -44,14 +45,38 @@ def test_reads_curves_and_speed_from_log(train_log):
     ]
     assert log["curves"]["valid"] == [{"updates": 10, "loss": 8.5, "nll_loss": 8.0}]
     assert log["words_per_second"] == 200.5
-    assert log["part_seconds"] == [45]
     assert log["gb_free"] is None
-    second = LOG.encode().index(b"00:03")  # three parts; the last was killed before its first line
-    assert read_train_log(train_log, [0, second, len(LOG)])["part_seconds"] == [20, 45, 0]
     # without training lines: the speed of the epochs
     write_text("\n".join(line for line in LOG.split("\n") if "| train |" in line), train_log)
     log = read_train_log(train_log)
-    assert (log["words_per_second"], log["part_seconds"], log["curves"]) == (9, [45], {"train": [], "valid": []})
+    assert (log["words_per_second"], log["curves"]) == (9, {"train": [], "valid": []})
+
+
+@pytest.mark.parametrize("damaged", [b"", LOG[: len(LOG) // 2].encode(), bytes(range(256)) * 10])
+def test_a_damaged_log_is_rejected_and_a_missing_one_has_no_curves(damaged, train_log):
+    size = train_log.stat().st_size
+    assert read_train_log(train_log, size) == read_train_log(train_log)  # control
+    train_log.write_bytes(damaged)
+    with pytest.raises(UserError, match=r"train.log is damaged: .* run: mv ") as error:
+        read_train_log(train_log, size)
+    subprocess.run(re.search("mv .*damaged", str(error.value))[0], shell=True, check=True)
+    assert read_train_log(train_log, size)["curves"] == {"train": [], "valid": []}
+
+
+def test_seconds_are_unknown_if_those_of_a_part_are(tmp_path):
+    """The parts begin at the first byte of the log; `read_usage` finds out that the first part is missing."""
+    usage = tmp_path / "usage"
+    assert read_usage(usage) == [{"log_from": 0}]
+    first, second = ({"log_from": 0}, {"wall_seconds": 5.5}), ({"log_from": 70}, {"wall_seconds": 3.5})
+    for lines, parts in (
+        ([*first, *second], [{**first[0], **first[1]}, {**second[0], **second[1]}]),
+        (second, [{"log_from": 0}, {**second[0], **second[1]}]),
+        ([], [{"log_from": 0}]),
+    ):
+        write_text("\n".join(map(json.dumps, lines)), usage)
+        assert read_usage(usage) == parts
+    usage.write_bytes(bytes(range(256)) * 10)
+    assert read_usage(usage) == [{"log_from": 0}]
 
 
 def test_training_record_is_complete_and_valid_json(tmp_path, train_log):
@@ -69,10 +94,11 @@ def test_training_record_is_complete_and_valid_json(tmp_path, train_log):
         "optimizer_history": [{"num_updates": 20}],
         "extra_state": {"averaged_from": [{"file": "a.pt", "sha256": "0" * 64, "num_updates": 20}]},
     }
-    second = LOG.encode().index(b"00:03")  # the first part was killed; the third has half a line
+    second = LOG.encode().index(b"00:03")
     trained_on = {"cpu": "other", "cores": 3, "memory_bytes": 5, "gpus": [], "threads": 2}
-    usage = [{"log_from": 0}, {"log_from": second, "hardware": trained_on}]
-    usage += [{"wall_seconds": 30.5, "peak_memory_bytes": 100, "exit_status": 0}]
+    usage = [{"log_from": 0}, {"wall_seconds": 20.25, "train_seconds": 15.5, "log_to": second}]  # was killed
+    usage += [{"log_from": second, "hardware": trained_on}]
+    usage += [{"wall_seconds": 30.5, "train_seconds": 24, "log_to": len(LOG), "peak_memory_bytes": 9, "exit_status": 0}]
     write_text("\n".join([*map(json.dumps, usage), '{"log_fr']), tmp_path / "usage")
     write_text("a" * 64 + "  data-bin/train.bin\n" + "b" * 64 + " *raw/test.de\n", tmp_path / "sums")
     write_json({"scores": [{"metric": "sacreBLEU", "score": 38.7, "of": "/home/me/x"}]}, tmp_path / "scores.json")
@@ -81,9 +107,10 @@ def test_training_record_is_complete_and_valid_json(tmp_path, train_log):
     record = make_record("tiny", "run.sh", seed=1, checkpoint=checkpoint, losses={}, scores=scores, **files)
     settings, parts = record["settings"], record["parts"]
     training = parts["training"]
-    assert (training["wall_seconds"], training["peak_memory_bytes"]) == (20 + 30.5, 100)
-    assert training["train_seconds"] == 20 + 45
+    assert (training["wall_seconds"], training["peak_memory_bytes"]) == (20.25 + 30.5, 9)
+    assert training["train_seconds"] == 15.5 + 24
     assert [part["exit_status"] for part in training["parts"]] == [None, 0]
+    assert "log_to" not in training["parts"][0]
     assert (settings["seed"], training["updates"], parts["parameters"]) == (1, 20, 23)
     assert settings["averaged_from"][0]["file"] == "a.pt"
     assert settings["config"] == {  # without repetition and paths
@@ -96,8 +123,9 @@ def test_training_record_is_complete_and_valid_json(tmp_path, train_log):
     assert torch.__version__.startswith(record["versions"]["torch"] or "?")  # which may include the build: 2.6.0+cu124
     assert record["hardware"] == {**trained_on, "device": "cpu"}  # that of the last part
     assert "hardware" not in training["parts"][1]
-    write_text(json.dumps({"log_from": 0}), tmp_path / "usage")  # by an earlier version
+    write_text(json.dumps({"log_from": 0}), tmp_path / "usage")  # an earlier version, killed
     earlier = make_record("tiny", "run.sh", threads=4, checkpoint=checkpoint, losses={}, scores=scores, **files)
+    assert [earlier["parts"]["training"][name] for name in ("wall_seconds", "train_seconds")] == [None, None]
     assert earlier["hardware"] == {**environment.hardware(), "threads": 4, "device": "cpu"}
     assert parts["scores"]["test"]["scores"] == [{"metric": "sacreBLEU", "score": 38.7, "of": ".../x"}]
     assert json.loads(json.dumps(record, allow_nan=False)) == record
