@@ -1,5 +1,6 @@
 """Data of a run: prepared if missing, verified by checksums before they are used."""
 
+import contextlib
 import json
 import zlib
 from pathlib import Path
@@ -30,7 +31,9 @@ def verify(run: RecipeRun) -> None:
         UserError: a file is missing or damaged, or there are no checksums.
     """
     stamps = run.output / "verified.json"
-    verified: Dict[str, List[int]] = json.loads(stamps.read_text(encoding="utf-8")) if stamps.is_file() else {}
+    verified: Dict[str, List[int]] = {}
+    with contextlib.suppress(OSError, ValueError, TypeError):  # a missing or damaged cache
+        verified = dict(json.loads(stamps.read_text(encoding="utf-8")))
     try:
         damaged = damaged_files(run.data, verified)
     except FileNotFoundError as error:

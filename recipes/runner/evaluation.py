@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 
 from collab_fairseq import checkpoints
 from collab_fairseq.records.files import write_bytes, write_json
+from collab_fairseq.records.record import load as load_record
 from collab_fairseq.records.training import make_record
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import CHECKSUMS, atomic_write
@@ -110,9 +111,7 @@ def references(run: RecipeRun, name: str) -> Path:
 
 def check_references(record: Path, name: str, reference: Path) -> None:
     """Check that the scores of a test set in a record, if it exists, were computed with these references."""
-    if not record.is_file():
-        return
-    scores = json.loads(record.read_text(encoding="utf-8"))["parts"]["scores"].get(name)
+    scores = recorded_scores(record).get(name)
     digest = checkpoints.sha256(reference)
     if scores and scores["files"][-1]["sha256"] != digest:
         recorded = "{file}, SHA-256 {sha256}".format(**scores["files"][-1])
@@ -166,6 +165,21 @@ def record_file(run: RecipeRun, average: Average) -> Path:
     return run.output / f"record{record_suffix(run, average)}.json"
 
 
+def recorded_scores(file: Path) -> Dict[str, Any]:
+    """Test set → scores in a record; empty without a record.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    if not file.exists():
+        return {}
+    try:
+        return dict(load_record(file, "training")["parts"]["scores"])
+    except (UserError, LookupError, TypeError, ValueError) as error:
+        again = f"rm {shlex.quote(str(file))}"
+        raise UserError(f"{file} is no complete record; run: {again} and then the same command") from error
+
+
 def record_suffix(run: RecipeRun, average: Average) -> str:
     return f"{average.suffix}.valid" if run.valid else average.suffix
 
@@ -191,7 +205,7 @@ def record(run: RecipeRun, average: Average) -> None:
             decoding=of_decoding(identity(run.cfg)),
         )
         write_json(content, file)
-    recorded = set(json.loads(file.read_text(encoding="utf-8"))["parts"]["scores"])
+    recorded = set(recorded_scores(file))
     if recorded != set(run.test_sets.values()):
         raise UserError(f"{file} has scores of {', '.join(sorted(recorded))}; move it away to record other test sets")
     logger.info("record: %s", file)

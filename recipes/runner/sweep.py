@@ -21,8 +21,8 @@ from fairseq_modern.errors import UserError
 from fairseq_modern.files import CHECKSUMS
 
 from .data import fingerprint
-from .evaluation import blind_source, blind_translations
-from .folder import check_output, check_settings, kept_settings
+from .evaluation import blind_source, blind_translations, recorded_scores
+from .folder import check_files, check_output, check_settings, kept_settings
 from .machine import Machine, find_gpus
 from .overrides import shell_words
 from .process import STOPPED, forward_signals, run_logged, send, start
@@ -108,8 +108,10 @@ def check_existing(folder: Path, settings: Dict[str, Any], data: Path) -> None:
         data: the prepared corpus; not checked if it is not on this machine.
 
     Raises:
-        UserError: the run has different settings.
+        UserError: the run has different settings, or damaged files.
     """
+    check_files(folder)
+    recorded_scores(folder / "record.json")
     if (folder / "settings.yaml").is_file():
         existing = kept_settings(folder)
         requested = {"name": existing.get("name"), "data": existing.get("data"), **settings}

@@ -1,18 +1,23 @@
 """The runner: division of the batch, precision, folder and lock of a run, child processes and signals."""
 
+import contextlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
-from runner import machine, sweep
-from runner.folder import keep_settings, kept_settings, locked
+from runner import evaluation, machine, sweep
+from runner.data import verify
+from runner.folder import check_files, keep_settings, kept_settings, locked
 from runner.machine import Gpus, Machine
 from runner.process import run_logged
 
+from collab_fairseq.records.training import read_usage
 from fairseq_modern import files, processor
 from fairseq_modern.errors import UserError
 from tests.common import ROOT
@@ -157,9 +162,92 @@ def test_resources_are_measured_and_output_is_appended(tmp_path):
         assert run_logged([sys.executable, "-c", script], tmp_path / "log", tmp_path / "usage", about) == 3
     assert (tmp_path / "log").read_text() == "hello\nhello\n"
     lines = [json.loads(line) for line in (tmp_path / "usage").read_text().splitlines()]
+    assert [line["log_to"] for line in lines[1::2]] == [6, 12]
     assert lines[::2] == [{"log_from": 0}, {"log_from": 6, "precision": "bf16"}]
     assert [line["exit_status"] for line in lines[1::2]] == [3, 3]
     assert all(50_000_000 < line["peak_memory_bytes"] < 10**9 and line["wall_seconds"] > 0 for line in lines[1::2])
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs PR_SET_PDEATHSIG of Linux")
+@pytest.mark.parametrize("previous", [b"", b'{"log_from": 0}\n{"wall_sec'])
+def test_seconds_of_a_part_that_was_killed_with_the_runner(previous, tmp_path, monkeypatch):
+    """The reference is the clock of the child, which the runner writes to the usage file until both are killed."""
+    usage = tmp_path / "usage"
+    usage.write_bytes(previous)
+    child = "import time\nbegin = time.monotonic(); print(begin, flush=True)\n"
+    child += "while True: print(time.monotonic() - begin, flush=True); time.sleep(0.01)"
+    program = "import sys; from pathlib import Path; from runner.process import run_logged\n"
+    program += f"run_logged([sys.executable, '-c', {child!r}], *map(Path, {[str(tmp_path / 'log'), str(usage)]!r}))"
+    with python(program) as runner:
+        forked.wait_for(lambda: read_usage(usage)[-1].get("train_seconds", 0) > 1, runner)
+        runner.kill()
+        runner.communicate(timeout=30)  # until the child, which writes to the same log, has ended
+    trained = float((tmp_path / "log").read_text().split()[-2])
+    part = read_usage(usage)[-1]
+    assert 1 < part["train_seconds"] < trained + 0.5
+    assert part["train_seconds"] < part["wall_seconds"]
+    assert len(read_usage(usage)) == (2 if previous else 1)
+    run_logged(["true"], tmp_path / "log", usage)  # the next part
+    assert read_usage(usage)[-2] == part
+    assert read_usage(usage)[-1]["log_from"] >= part["log_to"] > 0
+
+
+DAMAGES = {
+    "empty": lambda path: path.write_bytes(b""),
+    "half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "garbage": lambda path: path.write_bytes(bytes(range(256)) * 20),
+    "folder": lambda path: (path.unlink(), path.mkdir()),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_record_is_an_error_with_the_command_that_recovers(damage, tmp_path):
+    record = tmp_path / "record.json"
+    shutil.copy(next((ROOT / "results" / "runs").glob("toy-*.json")), record)
+    assert set(evaluation.recorded_scores(record)) == {"test"}  # control
+    DAMAGES[damage](record)
+    read = check_files if damage == "folder" else lambda folder: evaluation.recorded_scores(record)
+    with pytest.raises(UserError, match=r"record.json (is no complete|must be a readable).*; run: (rm|mv) ") as error:
+        read(tmp_path)
+    command = re.search("run: (.*) and then the same command", str(error.value))[1]
+    subprocess.run(command, shell=True, check=True)
+    check_files(tmp_path)
+    assert evaluation.recorded_scores(record) == {}
+
+
+@pytest.mark.parametrize("damage", ["missing", *DAMAGES])
+def test_damaged_cache_of_checksums_is_made_again(damage, tmp_path):
+    """The reference is the cache of a first verification. A changed file is found with a damaged cache, too."""
+    data = tmp_path / "data"
+    (data / "data-bin").mkdir(parents=True)
+    file, cache = data / "data-bin" / "train.bin", tmp_path / "verified.json"
+    file.write_bytes(b"abc")
+    (data / "SHA256SUMS").write_text(f"{files.sha256(file)}  data-bin/train.bin\n")
+    run = SimpleNamespace(data=data, output=tmp_path, recipe=SimpleNamespace(prepare="prepare.sh"))
+    verify(run)
+    expected = cache.read_text()
+    if damage == "missing":
+        cache.unlink()
+    elif damage != "folder":  # rejected by `check_files`
+        DAMAGES[damage](cache)
+    verify(run)
+    assert cache.read_text() == expected
+    cache.write_text('{"data-bin/train.bin": 3}')
+    file.write_bytes(b"abd")
+    with pytest.raises(UserError, match=r"train.bin is missing"):
+        verify(run)
+
+
+@pytest.mark.parametrize("name", [".run.lock", "train.log", "train.u100.usage.jsonl", "hypotheses", "notes"])
+def test_only_files_of_the_run_must_be_files(name, tmp_path):
+    path = tmp_path / name
+    if name == "hypotheses":
+        path.touch()
+    else:
+        path.mkdir()
+    expected = contextlib.nullcontext() if name == "notes" else pytest.raises(UserError, match=f"{name} must be a ")
+    with expected, locked(tmp_path):
+        pass
 
 
 @pytest.mark.parametrize(("ending", "status"), [("raise SystemExit(3)", 3), ("import time; time.sleep(100)", 75)])
