@@ -189,10 +189,14 @@ def record(run: RecipeRun, average: Average) -> None:
     file, stage = record_file(run, average), average.stage_suffix
     if not file.exists():
         checkpoint = run.average_file(average)
+        try:
+            state = checkpoints.load_with_model(checkpoint)
+        except UserError as error:
+            raise UserError(f"{error}; run: rm {shlex.quote(str(checkpoint))} and then the same command") from error
         content = make_record(
             f"{run.name}{record_suffix(run, average)}",
             run.command_line,
-            checkpoint=checkpoints.load_with_model(checkpoint),
+            checkpoint=state,
             train_log=run.output / f"train{stage}.log",
             usage=run.output / f"train{stage}.usage.jsonl",
             data_checksums=run.data / CHECKSUMS,

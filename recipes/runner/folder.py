@@ -18,7 +18,7 @@ from fairseq_modern.files import acquire_lock, remove_stale_temp_files
 logger = logging.getLogger("recipe")
 
 #: names in the folder of a run
-FILES = ("settings.yaml", "verified.json", "train*.log", "train*.jsonl", "*.generate.log*", "*.scores.json")
+FILES = ("settings.yaml", "verified.json", "train*.log", "train*.jsonl", "*.generate.log", "*.scores.json")
 FILES += ("record*.json", "averaged*.pt", "messages.txt", ".run.lock")
 FOLDERS = ("checkpoints", "hypotheses", "model")
 #: files of a run that belong to its settings
