@@ -18,6 +18,7 @@ from .averaging import write_averages
 from .evaluation import evaluate
 from .folder import keep_settings, locked
 from .machine import Machine
+from .nodes import joined
 from .options import Parser, build_parser, without_sweep_options
 from .recipe_run import RecipeRun
 from .settings import PYTHON, ROOT, SettingsError
@@ -44,7 +45,10 @@ def main(script: Path, argv: List[str]) -> None:
             commands = [training.command(run, average) for average in run.stages()]
             sys.stdout.write("".join(f"{shlex.join(command)}\n" for command in commands))
     elif run.machine.node_rank > 0:
-        training.train_as_other_node(run)
+        if step in ("train", "run"):
+            with joined(run.machine, run.recipe.node_timeout) as others:
+                others.start()
+                training.train_as_other_node(run, others.check)
     else:
         if step in ("train", "run"):
             optional_packages.check(cfg)
@@ -55,11 +59,13 @@ def main(script: Path, argv: List[str]) -> None:
 def do_steps(run: RecipeRun, step: str, other_average: bool) -> None:
     """Do a step, or all of them. Each skips what is already done."""
     if step in ("train", "run"):
-        data.prepare(run)
-        data.verify(run)
-        identity = {"name": run.name, "data": data.fingerprint(run.data), **settings.identity(run.cfg)}
-        keep_settings(run.output, identity)
-        training.train(run)
+        with joined(run.machine, run.recipe.node_timeout) as others:
+            data.prepare(run)
+            data.verify(run)
+            identity = {"name": run.name, "data": data.fingerprint(run.data), **settings.identity(run.cfg)}
+            keep_settings(run.output, identity)
+            others.start()
+            training.train(run, others.check)
     else:
         run.continue_in_folder(other_average)
     if step in ("average", "run"):

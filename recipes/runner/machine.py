@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 from dataclasses import dataclass
-from typing import List, NamedTuple, Optional
+from typing import List, NamedTuple, Optional, Tuple
 
 from collab_fairseq.records.environment import usable_gpus
 from fairseq_modern import processor
@@ -90,6 +90,7 @@ class Machine:
     nodes: int = 1
     node_rank: int = 0
     master: str = ""
+    torchrun_port: str = ""  # agreed by the nodes; default: that of `master`
     threads: int = 1
     dry_run: bool = False
     precision: str = "auto"
@@ -219,11 +220,8 @@ class Machine:
         if self.in_slurm_job():
             address = first_host(os.environ["SLURM_JOB_NODELIST"])
         elif self.nodes > 1:
-            address, _, port = self.master.rpartition(":")
-            if not address or not port.isdigit():
-                raise SettingsError(
-                    f"--nodes {self.nodes} outside Slurm needs --master HOST:PORT and, on each node, --node-rank R"
-                )
+            address, master_port = self.first_node()
+            port = self.torchrun_port or str(master_port)
         torchrun = [PYTHON, "-m", "torch.distributed.run", "--nproc_per_node", str(self.gpus)]
         torchrun += ["--nnodes", str(self.nodes), "--master_addr", address, "--master_port", port]
         if not self.in_slurm_job():
@@ -234,6 +232,15 @@ class Machine:
         srun = ["srun", "--nodes", str(self.nodes), "--ntasks", str(self.nodes), "--ntasks-per-node", "1"]
         srun += ["--kill-on-bad-exit=1", "--cpus-per-task", cores]
         return [*srun, "bash", "-c", START_ON_NODE, "torchrun", *torchrun]
+
+    def first_node(self) -> Tuple[str, int]:
+        """Host and port of --master."""
+        address, _, port = self.master.rpartition(":")
+        if not address or not port.isdigit():
+            raise SettingsError(
+                f"--nodes {self.nodes} outside Slurm needs --master HOST:PORT and, on each node, --node-rank R"
+            )
+        return address, int(port)
 
     def in_slurm_job(self) -> bool:
         """Whether srun starts the training processes."""
@@ -256,6 +263,10 @@ def rendezvous_port() -> str:
         return port
     if job := os.environ.get("SLURM_JOB_ID"):
         return str(20000 + int(job) % 10000)  # below the ports that systems hand out
+    return free_port()
+
+
+def free_port() -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return str(free.getsockname()[1])

@@ -122,7 +122,9 @@ def add_shared_options(parser: argparse.ArgumentParser, recipe: str, cfg: DictCo
     text = "number of nodes (default: 1, or those of the Slurm job); outside Slurm, start the command on each node "
     text += "with --master and --node-rank"
     group.add_argument("--nodes", metavar="N", type=positive, help=text)
-    group.add_argument("--master", metavar="HOST:PORT", help="host name and free port of the first node")
+    text = "host name and free port of the first node; nodes wait for each other for recipe.node_timeout seconds "
+    text += f"({settings.node_timeout})"
+    group.add_argument("--master", metavar="HOST:PORT", help=text)
     group.add_argument("--node-rank", metavar="R", type=number, help="index of this node, from 0")
     text = (
         "tokens per GPU and forward pass, padding included (default: the largest number up to "

@@ -7,18 +7,24 @@ import json
 import logging
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import IO, Any, Collection, Dict, Iterator, List, Optional, Sequence
+from typing import IO, Any, Callable, Collection, Dict, Iterator, List, Optional, Sequence
+
+from fairseq_modern.errors import UserError
 
 logger = logging.getLogger("recipe")
 
 #: exit status of a process that stopped on request and saved its state (EX_TEMPFAIL: try again)
 STOPPED = 75
 POLL_SECONDS = 0.05
+#: environment variables with which torchrun and other launchers describe their processes to fairseq and torch. Those of
+#: a launcher around a recipe do not describe the processes of the recipe
+OUTER_JOB = re.compile("MASTER_ADDR|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|TORCHELASTIC_.*|PET_.*")
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 LIBC = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
 
@@ -36,10 +42,12 @@ def start(command: Sequence[Any], **options: Any) -> "subprocess.Popen[Any]":
     """Start a process that does not outlive this one, even if this one is killed (on Linux).
 
     Args:
-        command: program and arguments, converted to strings.
+        command: program and arguments, converted to strings. It does not see the `OUTER_JOB` of this process.
         options: for `subprocess.Popen`.
     """
     words = [str(word) for word in command]
+    environment = options.get("env") or os.environ
+    options["env"] = {name: value for name, value in environment.items() if not OUTER_JOB.fullmatch(name)}
     return subprocess.Popen(words, preexec_fn=functools.partial(_prepare, os.getpid()), **options)
 
 
@@ -81,6 +89,7 @@ def run_logged(
     usage: Optional[Path] = None,
     about: Optional[Dict[str, Any]] = None,
     stop_signal: signal.Signals = signal.SIGTERM,
+    check: Callable[[], None] = lambda: None,
     **options: Any,
 ) -> int:
     """Run a command and wait for its end. SIGINT and SIGTERM to this process are forwarded to it.
@@ -92,6 +101,7 @@ def run_logged(
         usage: file for the measurements, see `Usage`. Needs `log`.
         about: further fields for the first of these lines.
         stop_signal: the signal that the command gets when one is forwarded.
+        check: called again and again if there is a log. If it raises a UserError, the command is stopped first.
         options: for `subprocess.Popen`.
 
     Returns:
@@ -116,7 +126,13 @@ def run_logged(
         processes.append(process)
         if received:  # before the process was in the list
             send(process, stop_signal)
-        peak = _wait(process, shown, measured)
+        try:
+            peak = _wait(process, shown, measured, check)
+        except UserError as error:
+            logger.info("stopping: %s", error)
+            send(process, stop_signal)
+            _wait(process, shown, measured, lambda: None)
+            raise
         if measured:
             measured.write(peak_memory_bytes=peak, exit_status=process.returncode)
     if process.returncode == STOPPED or (received and process.returncode):
@@ -163,7 +179,9 @@ class Usage:
             self.file.write(line.encode())
 
 
-def _wait(process: "subprocess.Popen[Any]", shown: Optional[IO[bytes]], measured: Optional[Usage] = None) -> int:
+def _wait(
+    process: "subprocess.Popen[Any]", shown: Optional[IO[bytes]], measured: Optional[Usage], check: Callable[[], None]
+) -> int:
     """Wait for the end and copy new output from the log. Returns the peak of resident memory in bytes."""
     while True:
         pid, status, resources = os.wait4(process.pid, os.WNOHANG if shown else 0)
@@ -174,6 +192,7 @@ def _wait(process: "subprocess.Popen[Any]", shown: Optional[IO[bytes]], measured
         if pid:
             process.returncode = os.waitstatus_to_exitcode(status)
             return resources.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        check()
         time.sleep(POLL_SECONDS)
 
 

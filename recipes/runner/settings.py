@@ -58,6 +58,7 @@ class Recipe:
     device: str = "auto"
     gpus: Optional[int] = None  # per node; with device cpu: processes
     default_gpus: Optional[int] = None  # without a request; default: all GPUs
+    node_timeout: int = 600  # seconds that nodes outside Slurm wait for each other at the start
     precision: str = "auto"
     cpu_precision: str = "bf16"  # meaning of `auto` on a CPU; bf16 falls back to fp32 without native support
     average: int = 5  # of the last checkpoints

@@ -4,7 +4,7 @@ import logging
 import os
 import shutil
 from pathlib import Path
-from typing import List
+from typing import Callable, List
 
 from collab_fairseq.records import environment
 from fairseq_modern.errors import UserError
@@ -20,20 +20,24 @@ from .settings import ROOT, TRAINING_SECTIONS, flags
 logger = logging.getLogger("recipe")
 
 
-def train(run: RecipeRun) -> None:
-    """Train all stages. Each is averaged before the next one removes its checkpoints."""
+def train(run: RecipeRun, check: Callable[[], None] = lambda: None) -> None:
+    """Train all stages. Each is averaged before the next one removes its checkpoints.
+
+    Args:
+        check: see `run_logged`.
+    """
     stages = run.stages()
     for number, average in enumerate(stages, start=1):
         step = "training" if len(stages) == 1 else f"training, stage {number} of {len(stages)}"
         if run.average_file(average).exists():
             logger.info("%s: already done", step)
             continue
-        train_stage(run, average, step)
+        train_stage(run, average, step, check)
         if average.stage:
             write_averages(run, average)
 
 
-def train_stage(run: RecipeRun, average: Average, step: str) -> None:
+def train_stage(run: RecipeRun, average: Average, step: str, check: Callable[[], None] = lambda: None) -> None:
     """Train up to the end of a stage, from the latest checkpoint if any. Messages begin with `step`."""
     run.checkpoints.mkdir(parents=True, exist_ok=True)
     log, usage = run.output / "train.log", run.output / "train.usage.jsonl"
@@ -51,14 +55,15 @@ def train_stage(run: RecipeRun, average: Average, step: str) -> None:
         # auto is fp16 or bf16, depending on the GPUs: the record lists the precision of each part
         machine = {**environment.hardware(), "threads": run.machine.threads, "device": run.machine.device}
         about = {"precision": run.machine.precision, "hardware": machine}
-        if run_logged(command(run, average, latest is not None), log, usage, about, run.machine.stop_signal()):
+        words, stop_signal = command(run, average, latest is not None), run.machine.stop_signal()
+        if run_logged(words, log, usage, about, stop_signal, check):
             raise UserError(f"training failed, see {log}; correct the cause, then resume with the same command")
     if average.stage:  # the record of a stage describes its own part of the training run
         for file in filter(Path.exists, (log, usage)):
             shutil.copy(file, run.output / file.name.replace("train", f"train{average.stage_suffix}", 1))
 
 
-def train_as_other_node(run: RecipeRun) -> None:
+def train_as_other_node(run: RecipeRun, check: Callable[[], None]) -> None:
     """Train on a node other than the first. The first node does everything else."""
     run.output.mkdir(parents=True, exist_ok=True)
     for average in run.stages():
@@ -66,7 +71,7 @@ def train_as_other_node(run: RecipeRun) -> None:
         if latest and latest.updates >= run.end(average):
             continue
         log = run.output / f"train.node{run.machine.node_rank}.log"
-        if run_logged(command(run, average, latest is not None), log):
+        if run_logged(command(run, average, latest is not None), log, check=check):
             raise UserError(f"training failed on this node, see {log}")
 
 

@@ -24,7 +24,7 @@ POSITIVE = (
     *("recipe.average", "recipe.stages", "recipe.batch_tokens", "recipe.gpus", "recipe.default_gpus"),
     *("recipe.decoding_tokens", "common.log_interval", "dataset.max_tokens", "dataset.batch_size"),
     *("dataset.validate_interval", "optimization.max_update", "optimization.update_freq"),
-    "distributed_training.distributed_world_size",
+    *("distributed_training.distributed_world_size", "recipe.node_timeout"),
     *("checkpoint.save_interval", "checkpoint.save_interval_updates", "generation.beam", "generation.nbest"),
     *("model.encoder.layers", "model.encoder.embed_dim"),
     *("model.encoder.ffn_embed_dim", "model.encoder.attention_heads"),

@@ -1,0 +1,113 @@
+"""Runners of several nodes outside Slurm: they wait for each other, and the failure of one ends the others."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+from runner import process
+from runner.machine import Machine
+from runner.nodes import joined
+
+from fairseq_modern.errors import UserError
+from tests.common import free_port
+
+
+def machines(number):
+    master = f"127.0.0.1:{free_port()}"
+    return [Machine(nodes=number, node_rank=rank, master=master) for rank in range(number)]
+
+
+@pytest.mark.parametrize(
+    ("rank", "message"),
+    [(0, "node 1, 2 must connect to {} within 1 s"), (1, "the first node must be reached at {} within 1 s")],
+)
+def test_a_missing_node_is_an_error(rank, message):
+    machine = machines(3)[rank]
+    with pytest.raises(UserError) as error, joined(machine, 1):
+        pass
+    assert message.format(machine.master) in str(error.value)
+
+
+def test_a_node_that_ends_while_the_first_one_prepares_is_an_error():
+    first, second = machines(2)
+
+    def fail():
+        with pytest.raises(UserError, match="no data"), joined(first, 60):
+            raise UserError("no data")
+
+    thread = threading.Thread(target=fail)
+    thread.start()
+    with pytest.raises(UserError, match=r"node 0 \(127.0.0.1\) has failed"), joined(second, 60) as others:
+        others.start()
+    thread.join(60)
+
+
+@pytest.mark.parametrize("ending", [None, SystemExit(process.STOPPED), SystemExit(1), UserError("bad")])
+@pytest.mark.parametrize("failing", [0, 2])
+def test_the_failure_of_a_node_ends_all_others(failing, ending):
+    """Also a third node, whose only connection is to the first one. Control: a node that has finished or stopped."""
+    nodes, errors, together = machines(3), {}, threading.Barrier(3)
+
+    def node(machine):
+        rank = machine.node_rank
+        try:
+            with joined(machine, 60) as others:
+                others.start()
+                together.wait(60)
+                others.check()  # nobody has ended
+                together.wait(60)
+                if rank == failing and ending:
+                    raise ending
+                while rank != failing and (0 if rank else 2) in others.sockets:
+                    others.check()
+        except BaseException as error:
+            errors[rank] = error
+
+    is_failure = ending is not None and getattr(ending, "code", 1) != process.STOPPED
+    threads = [threading.Thread(target=node, args=(machine,), daemon=True) for machine in nodes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len({machine.torchrun_port for machine in nodes}) == 1
+    assert errors.pop(failing, None) is ending
+    expected = {rank for rank in range(3) if rank != failing} if is_failure else set()
+    assert set(errors) == expected
+    assert all(isinstance(error, UserError) and "has failed" in str(error) for error in errors.values())
+
+
+def test_training_is_stopped_if_another_node_has_failed(tmp_path):
+    child = "import signal, sys; signal.signal(15, lambda *_: (print('saved'), sys.exit(75)))\n"
+    child += "print('begun', flush=True); signal.pause()"
+    log = tmp_path / "log"
+
+    def check():
+        if "begun" in log.read_text():
+            raise UserError("node 1 has failed")
+
+    with pytest.raises(UserError, match="node 1 has failed"):
+        process.run_logged([sys.executable, "-c", child], log, check=check)
+    assert log.read_text() == "begun\nsaved\n"
+
+
+def test_processes_of_a_recipe_do_not_belong_to_an_outer_job(tmp_path, monkeypatch):
+    """The reference is the environment that torchrun gives its processes."""
+    program = f"import json, os; json.dump(dict(os.environ), open({str(tmp_path / 'inner')!r}, 'w'))"
+    (tmp_path / "program.py").write_text(program)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "1"]
+    subprocess.run([*torchrun, tmp_path / "program.py"], check=True, capture_output=True)
+    inner = json.loads((tmp_path / "inner").read_text())
+    assert {"MASTER_ADDR", "WORLD_SIZE", "RANK", "LOCAL_RANK"} <= set(inner) - set(os.environ)  # control
+    # MASTER_PORT is also a setting of recipes; the others do not describe the job
+    kept = {"MASTER_PORT", "OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "COLUMNS", "LINES", "LC_CTYPE"}
+    of_job = {"PET_NNODES", *inner} - {*os.environ, *kept}
+    for name in of_job:
+        monkeypatch.setenv(name, inner.get(name, "2"))
+    monkeypatch.setenv("SURVIVES", "yes")
+    assert process.run_logged([sys.executable, "-c", program]) == 0
+    seen = json.loads((tmp_path / "inner").read_text())
+    assert seen["SURVIVES"] == "yes"
+    assert not of_job & set(seen)
