@@ -101,7 +101,8 @@ def run_logged(
         usage: file for the measurements, see `Usage`. Needs `log`.
         about: further fields for the first of these lines.
         stop_signal: the signal that the command gets when one is forwarded.
-        check: called again and again if there is a log. If it raises a UserError, the command is stopped first.
+        check: called again and again if there is a log. If it raises a UserError, the command is stopped first. The
+            error is ignored if a signal has stopped it already.
         options: for `subprocess.Popen`.
 
     Returns:
@@ -129,10 +130,12 @@ def run_logged(
         try:
             peak = _wait(process, shown, measured, check)
         except UserError as error:
-            logger.info("stopping: %s", error)
-            send(process, stop_signal)
-            _wait(process, shown, measured, lambda: None)
-            raise
+            if not received:  # otherwise it is stopping: a second signal could interrupt it while it saves
+                logger.info("stopping: %s", error)
+                send(process, stop_signal)
+            peak = _wait(process, shown, measured, lambda: None)
+            if not received:
+                raise
         if measured:
             measured.write(peak_memory_bytes=peak, exit_status=process.returncode)
     if process.returncode == STOPPED or (received and process.returncode):

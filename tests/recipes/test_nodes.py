@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -91,6 +92,25 @@ def test_training_is_stopped_if_another_node_has_failed(tmp_path):
     with pytest.raises(UserError, match="node 1 has failed"):
         process.run_logged([sys.executable, "-c", child], log, check=check)
     assert log.read_text() == "begun\nsaved\n"
+
+
+def test_a_node_that_was_stopped_saves_even_if_another_node_fails_meanwhile(tmp_path):
+    child = "import signal, sys, time\n"
+    child += "def stop(*_): signal.signal(15, signal.SIG_DFL); print('stopping', flush=True); time.sleep(0.3)\n"
+    child += "signal.signal(15, stop); print('begun', flush=True); signal.pause(); print('saved'); sys.exit(75)"
+    log = tmp_path / "log"
+
+    def check():
+        if "stopping" in log.read_text():
+            raise UserError("node 1 has failed")
+        if "begun" in log.read_text() and not sent:
+            sent.append(os.kill(os.getpid(), signal.SIGTERM))
+
+    sent = []
+    with pytest.raises(SystemExit) as request:
+        process.run_logged([sys.executable, "-c", child], log, check=check)
+    assert request.value.code == process.STOPPED
+    assert log.read_text() == "begun\nstopping\nsaved\n"
 
 
 def test_processes_of_a_recipe_do_not_belong_to_an_outer_job(tmp_path, monkeypatch):
