@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import logging
 import os
+import re
 import sys
 from typing import Any, BinaryIO, Callable, Iterator, Optional
 
@@ -91,7 +92,8 @@ def _translate(translator: Any, stream: BinaryIO, args: argparse.Namespace) -> i
                 for best in chunk:
                     number += 1
                     for translation in best:
-                        line = f"{translation.score:.4f}\t{translation.text}" if scores else translation.text
+                        text = re.sub(r"[\r\n]+", " ", translation.text)  # byte units can spell a line break
+                        line = f"{translation.score:.4f}\t{text}" if scores else text
                         out.write((f"{number}\t{line}\n" if args.nbest else f"{line}\n").encode())
                 out.flush()
                 bar.update(len(chunk))

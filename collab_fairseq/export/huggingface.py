@@ -59,7 +59,7 @@ target = dictionary("TARGET")
 text = "A man is riding a bike."
 ids = [source.get(piece, 3) for piece in pieces.encode(GIVEN, out_type=str)] + [2]
 output = model.generate(torch.tensor([ids]), num_beams=5, max_length=200)[0]
-print("".join(target[number] for number in output if number > 2).replace("▁", " ").strip())"""
+print(pieces.decode([target[number] for number in output if number > 2]))"""
 
 
 def check(source: Source) -> Dict[str, Any]:

@@ -173,12 +173,19 @@ class Tokenizer:
         """Raw text of tokens; generated <s> are dropped."""
         tokens = [token for token in tokens if token != "<s>"]
         if self.card.subwords == "sentencepiece":
-            line = "".join(tokens).replace("▁", " ").strip()
+            line = join_pieces(self._pieces, tokens)
         elif self.card.subwords == "subword_nmt":
             line = f"{' '.join(tokens)} ".replace("@@ ", "").rstrip()
         else:
             line = " ".join(tokens)
         return str(self._moses[1].detokenize(line.split())) if self.card.moses else line
+
+
+def join_pieces(processor: Any, units: Sequence[str]) -> str:
+    """Raw text of units of fairseq's dictionary, joined by their SentencePieceProcessor."""
+    unknown = processor.id_to_piece(processor.unk_id())
+    text: str = processor.decode([unknown if unit == "<unk>" else unit for unit in units])
+    return text.replace("▁", " ")  # of units that are not pieces, which fairseq-preprocess makes at no-break spaces
 
 
 def read_sentencepiece(path: PathLike) -> Any:

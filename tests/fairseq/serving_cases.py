@@ -16,16 +16,20 @@ from tests.fairseq.models import KINDS, SMALL, build
 SOURCES = [source for source, _ in sentence_pairs(12, 7)]
 
 
-def write_data(folder):
-    """Write a SentencePiece model and the joint dictionary of its pieces as data_prep does; returns the data-bin."""
+def write_data(folder, langs=("src", "tgt"), **options):
+    """Write a SentencePiece model and the joint dictionary of its pieces as data_prep does; returns the data-bin.
+
+    ``options``: further ones of SentencePiece's trainer.
+    """
     data = folder / "data-bin"
     data.mkdir(parents=True)
     text = iter([sentence for pair in sentence_pairs(200, 0) for sentence in pair])
-    options = {"model_type": "bpe", "vocab_size": 80, "character_coverage": 1.0, "num_threads": 1, "minloglevel": 2}
+    defaults = {"model_type": "bpe", "vocab_size": 80, "character_coverage": 1.0, "num_threads": 1, "minloglevel": 2}
+    options = {**defaults, **options}
     sentencepiece.SentencePieceTrainer.train(sentence_iterator=text, model_prefix=folder / "sentencepiece", **options)
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "sentencepiece.model"))
     lines = "".join(f"{pieces.id_to_piece(n)} 1\n" for n in range(3, pieces.get_piece_size()))
-    for lang in ("src", "tgt"):
+    for lang in langs:
         (data / f"dict.{lang}.txt").write_text(lines, encoding="utf-8")
     return data
 

@@ -95,6 +95,13 @@ def test_command_keeps_order_and_names_skipped_lines(exported, translator, trans
     assert translate(exported, tmp_path / "missing")[0] == 1
 
 
+def test_a_translation_is_one_line(exported, translate, monkeypatch, tmp_path):
+    """Byte units of SentencePiece can spell a line break."""
+    monkeypatch.setattr(Tokenizer, "join", lambda *_: "a\r\nb")
+    (tmp_path / "text").write_text("a\nb\n")
+    assert translate(exported, tmp_path / "text", *FLAGS)[:2] == (0, ["a b", "a b"])
+
+
 def test_interruption_keeps_translations(exported, translator, translate, monkeypatch, caplog, tmp_path):
     expected = translator.translate(SOURCES, **SEARCH)
     engine, batches_left = type(translator.engine), [None, None]
