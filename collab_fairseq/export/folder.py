@@ -25,6 +25,7 @@ from collab_fairseq.modules import gates
 from collab_fairseq.modules.fairseq_compat import flat
 from collab_fairseq.scoring.text import base_language
 from collab_fairseq.training import chunked_loss
+from collab_fairseq.translation.text import byte_unit
 from collab_fairseq.translation.tokenizer import SUBWORD_FILES
 from collab_fairseq.translation.torch_engine import MODEL
 
@@ -119,6 +120,8 @@ def write(source: Source, state: Dict[str, Any], output: PathLike) -> None:
         f"""python -c 'from {module} import {name}; print({name}.from_pretrained("DIR").translate(["…"]))'""",
         "```",
     ]
+    if (unit := byte_unit(source.trained.task.target_dictionary)) is not None:
+        usage += ["", f"fairseq prints byte units such as `{unit}` as they are; `collab translate` joins them."]
     with output_folder(output) as folder:
         checkpoints.save(state, os.path.join(folder, MODEL))
         write_companion_files(source, folder, "torch", "Translation model", usage)

@@ -10,7 +10,7 @@ from fairseq import utils
 from collab_fairseq import checkpoints
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.translation import TrainedModel, load_model
-from collab_fairseq.translation.text import subword_units
+from collab_fairseq.translation.text import sentencepiece_file, subword_units
 from collab_fairseq.translation.tokenizer import (
     SUBWORD_FILES,
     Card,
@@ -22,8 +22,6 @@ from collab_fairseq.translation.torch_engine import MODEL
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import new_folder
 
-#: where to look for the SentencePiece model, relative to the data-bin
-_SENTENCEPIECE_FILES = (SUBWORD_FILES["sentencepiece"], "sentencepiece.model", "../sentencepiece.model")
 #: minimum share of a dictionary's units that are pieces of its SentencePiece model
 _MIN_PIECES = 0.95
 
@@ -144,8 +142,7 @@ def _subword_model(
             raise UserError(f"the source dictionary in {data} must have BPE units (…@@), as the target has; got words")
         return "subword_nmt", os.fspath(bpe_codes)
     if sentencepiece is None and units == "sentencepiece":
-        candidates = (os.path.join(data, name) for name in _SENTENCEPIECE_FILES)
-        sentencepiece = next(filter(os.path.isfile, candidates), None)
+        sentencepiece = sentencepiece_file(data)
     if sentencepiece is not None:
         _check_sentencepiece(trained, data, os.fspath(sentencepiece))
         return "sentencepiece", os.fspath(sentencepiece)

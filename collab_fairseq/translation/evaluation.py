@@ -4,9 +4,10 @@ import logging
 import math
 import os
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
+from fairseq.data import data_utils
 from fairseq.dataclass.configs import GenerationConfig
 
 from collab_fairseq.checkpoints import PathLike
@@ -17,7 +18,8 @@ from collab_fairseq.scoring.text import looks_tokenised, moses_detokenise
 from fairseq_modern.errors import UserError
 
 from .load import TrainedModel
-from .text import batches, dataset, splits, subword_units
+from .text import batches, byte_unit, dataset, sentencepiece_file, splits, subword_units
+from .tokenizer import join_pieces, read_sentencepiece
 
 logger = logging.getLogger(__name__)
 
@@ -86,16 +88,18 @@ def translate(
     Args:
         beam, lenpen: see fairseq-generate.
         max_tokens, sentences: see :func:`.batches`.
-        remove_bpe: ``sentencepiece``, ``@@ ``, None, or ``auto``: inferred from the target dictionary.
+        remove_bpe: ``sentencepiece``, ``@@ ``, None, or ``auto``: inferred from the target dictionary. With byte
+            units, which fairseq-generate does not join, the SentencePiece model of the data-bin does.
         generation: further settings of fairseq's GenerationConfig, such as ``max_len_b``.
 
     Raises:
-        UserError: a sentence is longer than the model's positions, or see :func:`.batches`.
+        UserError: a sentence is longer than the model's positions, there are byte units but no SentencePiece model, or
+            see :func:`.batches`.
     """
     config = GenerationConfig(beam=beam, lenpen=lenpen, **generation)
     generator = trained.task.build_generator([trained.model], config)
     target = trained.task.target_dictionary
-    marker = subword_units(target) if remove_bpe == "auto" else remove_bpe
+    join = _joiner(trained) if remove_bpe == "auto" else lambda text: data_utils.post_process(text, remove_bpe)
     ignored = generator.symbols_to_strip_from_output
     translations: Dict[int, str] = {}
     for sample in batches(trained, split, max_tokens=max_tokens, sentences=sentences):
@@ -103,13 +107,29 @@ def translate(
         for number, best in zip(sample["id"].tolist(), hypotheses, strict=True):
             # fairseq's post_process_prediction would add the words to the dictionary
             tokens = best[0]["tokens"].int().cpu()
-            translations[number] = target.string(tokens, marker, extra_symbols_to_ignore=ignored)
+            translations[number] = join(target.string(tokens, extra_symbols_to_ignore=ignored))
     size = len(dataset(trained, split))
     size = size if sentences is None else min(size, sentences)
     if len(translations) < size:  # in train, long sentences are omitted
         longer = size - len(translations)
         raise UserError(f"the sentences of {split} must fit the model's positions; {longer} of {size} are longer")
     return [translations[number] for number in sorted(translations)]
+
+
+def _joiner(trained: TrainedModel) -> Callable[[str], str]:
+    """A function that joins units of the target dictionary, which are separated by spaces, to words."""
+    target, data = trained.task.target_dictionary, trained.task.cfg.data
+    units, unit = subword_units(target), byte_unit(target)
+    if unit is None:
+        return lambda text: data_utils.post_process(text, units)
+    file = sentencepiece_file(data)
+    if file is None:
+        raise UserError(
+            f"the dictionary in {data} has byte units ({unit}), which only its SentencePiece model can join: "
+            f"copy it to {os.path.join(data, 'sentencepiece.model')}"
+        )
+    processor = read_sentencepiece(file)
+    return lambda text: join_pieces(processor, text.split())
 
 
 def score(trained: TrainedModel, split: str, references: Optional[PathLike] = None, **options: Any) -> RawScore:
@@ -124,9 +144,9 @@ def score(trained: TrainedModel, split: str, references: Optional[PathLike] = No
     language = trained.task.cfg.target_lang
     tokenised = None
     if references is None:
-        target = trained.task.target_dictionary
+        target, join = trained.task.target_dictionary, _joiner(trained)
         sentences = dataset(trained, split).tgt
-        lines = [target.string(sentences[number], subword_units(target)) for number in range(len(hypotheses))]
+        lines = [join(target.string(sentences[number])) for number in range(len(hypotheses))]
         name = f"the reference of {split}"
         tokenised = looks_tokenised(lines)
         if tokenised:
@@ -148,7 +168,8 @@ def check_test_splits(
 
     Raises:
         UserError: a split or a file does not exist, references have a wrong number of lines (unless only the first
-            ``sentences`` are translated), or sacreBLEU's tokeniser for the language is not installed.
+            ``sentences`` are translated), sacreBLEU's tokeniser for the language is not installed, or see
+            :func:`translate`.
     """
     names = splits(trained)
     tests = [name for name in names if name.startswith("test")]
@@ -163,6 +184,7 @@ def check_test_splits(
         if sentences is None:
             check_number(read_lines(file), dataset(trained, name), os.fspath(file))
     if tests:
+        _joiner(trained)  # raises an error if its SentencePiece model is needed and missing
         sacrebleu_scorer(trained.cfg.task.target_lang)  # raises an error if its tokeniser is not installed
     return tests
 

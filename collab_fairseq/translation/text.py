@@ -14,6 +14,7 @@ from collab_fairseq.scoring.text import subword_marker
 from fairseq_modern.errors import UserError
 
 from .load import TrainedModel
+from .tokenizer import SUBWORD_FILES
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +22,8 @@ logger = logging.getLogger(__name__)
 _MAX_UNKNOWN = {"subwords": 0.05, "words": 0.25}
 #: number of sentences in which unknown tokens are counted
 _SAMPLE = 1000
+#: where to look for the SentencePiece model, relative to the data-bin
+_SENTENCEPIECE_FILES = (SUBWORD_FILES["sentencepiece"], "sentencepiece.model", "../sentencepiece.model")
 
 
 def splits(trained: TrainedModel) -> List[str]:
@@ -100,6 +103,16 @@ def subword_units(dictionary: Any) -> Optional[str]:
     if marker is None and "▁" in units and sum(len(unit) == 1 for unit in units) * 2 > len(units):
         marker = "▁"  # characters: one unit has the marker
     return {"▁": "sentencepiece", "@@": "@@ ", None: None}[marker]
+
+
+def byte_unit(dictionary: Any) -> Optional[str]:
+    """A unit of SentencePiece that stands for a byte of UTF-8, such as ``<0x57>``; None if the dictionary has none."""
+    return next((unit for unit in dictionary.symbols if re.fullmatch("<0x[0-9A-F]{2}>", unit)), None)
+
+
+def sentencepiece_file(data: str) -> Optional[str]:
+    """The SentencePiece model in a data-bin or in its parent folder, where data_prep puts it; None if there is none."""
+    return next(filter(os.path.isfile, (os.path.join(data, name) for name in _SENTENCEPIECE_FILES)), None)
 
 
 def batches(

@@ -123,6 +123,7 @@ def test_every_export_of_a_model_with_byte_units_translates_to_text(tmp_path, mo
         assert [best.text for best, *_ in found] == expected
         assert sum("<0x" in unit for best, *_ in found for unit in best.target) > 10
         assert not any("<0x" in text for text in expected)
+    assert "fairseq prints byte units such as `<0x00>`" in (tmp_path / "folder" / "README.md").read_text("utf-8")
     pytest.importorskip("transformers")
     write(source, "huggingface", tmp_path / "DIR")
     (code,) = re.findall("```python\n(.*?)```", (tmp_path / "DIR" / "README.md").read_text("utf-8"), re.DOTALL)

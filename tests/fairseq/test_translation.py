@@ -6,6 +6,7 @@ import re
 import shutil
 
 import pytest
+import sentencepiece
 import torch
 from fairseq.data import Dictionary
 
@@ -21,6 +22,7 @@ from collab_fairseq.translation.text import dataset, subword_units
 from fairseq_modern.errors import UserError
 from tests.common import ROOT, run
 from tests.fairseq.models import same_model
+from tests.fairseq.serving_cases import write_checkpoint, write_data
 
 
 @pytest.fixture(scope="module")
@@ -209,3 +211,26 @@ def test_subword_units_of_a_dictionary(units, expected):
     for unit in units:
         dictionary.add_symbol(unit)
     assert subword_units(dictionary) == expected
+
+
+def test_byte_units_are_joined_by_sentencepiece(tmp_path):
+    """fairseq-generate leaves them as they are: <0x57>asser. The control has no byte units."""
+    data = write_data(tmp_path / "bytes", byte_fallback=True, vocab_size=320)
+    trained = load_model(write_checkpoint(tmp_path / "bytes.pt", data, key_dim=6), data)
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(data.parent / "sentencepiece.model"))
+    tokens = [pieces.encode(line, out_type=str) for line in ("größer", "the red dog", "Ω a")]
+    add_text(trained, "test1", *[[" ".join(line) for line in tokens]] * 2)
+    units = translate(trained, "test1", remove_bpe=None)
+    assert "<0x" in " ".join(units)
+    assert translate(trained, "test1") == [pieces.decode(line.split()) for line in units]
+    assert "<0x" in translate(trained, "test1", remove_bpe="sentencepiece")[0]
+    references = tmp_path / "raw"
+    references.write_text("größer\nthe red dog\nΩ a\n", encoding="utf-8")
+    assert score(trained, "test1").bleu.score == score(trained, "test1", references).bleu.score
+    (data.parent / "sentencepiece.model").unlink()
+    with pytest.raises(UserError, match=r"has byte units \(<0x00>\), which only its SentencePiece model can join"):
+        translate(trained, "test1")
+    control = load_model(write_checkpoint(tmp_path / "none.pt", plain := write_data(tmp_path / "none")), plain)
+    (plain.parent / "sentencepiece.model").unlink()
+    add_text(control, "test1", ["▁the ▁red"])
+    assert translate(control, "test1") == translate(control, "test1", remove_bpe="sentencepiece")
