@@ -27,7 +27,8 @@ from . import options
 
 HELP = "export a trained model for translation"
 
-_TEXT_OPTIONS = ("sentencepiece", "bpe_codes", "moses", "lowercase", "record")
+_MOSES = ("moses", "moses_no_dash_splits", "moses_no_escape")
+_TEXT_OPTIONS = ("sentencepiece", "bpe_codes", *_MOSES, "lowercase", "record")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,8 +48,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "SentencePiece model (default: sentencepiece.model in the data-bin or its parent folder)"
     add("--sentencepiece", metavar="FILE", help=text)
     add("--bpe-codes", metavar="FILE", help="BPE codes of subword-nmt")
-    add("--moses", action="store_true", help="the training text was tokenised with Moses")
-    add("--lowercase", action="store_true", help="the training text was lower-cased")
+    add("--moses", action="store_true", help="the training text was tokenised with Moses (the next two imply this)")
+    text = "… without its option -a, which splits hyphenated words (default: unless the source dictionary has @-@)"
+    add("--moses-no-dash-splits", action="store_true", help=text)
+    text = "… with its option -no-escape (default: if the source dictionary has quotation marks rather than &quot;)"
+    add("--moses-no-escape", action="store_true", help=text)
+    text = "the training text was lower-cased, after Moses (default: if a large source dictionary has no capitals)"
+    add("--lowercase", action="store_true", help=text)
 
 
 def run(args: argparse.Namespace) -> int:

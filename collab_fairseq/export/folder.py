@@ -26,7 +26,7 @@ from collab_fairseq.modules.fairseq_compat import flat
 from collab_fairseq.scoring.text import base_language
 from collab_fairseq.training import chunked_loss
 from collab_fairseq.translation.text import byte_unit
-from collab_fairseq.translation.tokenizer import SUBWORD_FILES
+from collab_fairseq.translation.tokenizer import HYPHENS, SUBWORD_FILES
 from collab_fairseq.translation.torch_engine import MODEL
 
 from .readme import write_companion_files
@@ -34,6 +34,8 @@ from .source import Source, output_folder
 
 #: type of the subword model → fairseq's setting for its file
 _FILE_SETTINGS = {"sentencepiece": "sentencepiece_model", "subword_nmt": "bpe_codes"}
+#: settings of fairseq's Moses, with the same names in the card
+_MOSES_OPTIONS = ("moses_no_dash_splits", "moses_no_escape")
 
 
 def check(source: Source) -> None:
@@ -69,7 +71,8 @@ def portable(source: Source, half: bool = False, arch: str = "transformer_collab
     cfg["bpe"] = card.subwords and {"_name": card.subwords, _FILE_SETTINGS[card.subwords]: "???"}
     # Moses has rules of languages without their region
     base_languages = {side: base_language(language) for side, language in languages.items()}
-    cfg["tokenizer"] = {"_name": "moses", **base_languages} if card.moses else None
+    options = {name: getattr(card, name) for name in _MOSES_OPTIONS}
+    cfg["tokenizer"] = {"_name": "moses", **base_languages, **options} if card.moses else None
     cfg["dataset"]["required_batch_size_multiple"] = original["dataset"]["required_batch_size_multiple"]
     model = copy.deepcopy(source.model).half() if half else source.model
     # fairseq expects this in every checkpoint
@@ -105,15 +108,18 @@ def write(source: Source, state: Dict[str, Any], output: PathLike) -> None:
         option = _FILE_SETTINGS[card.subwords].replace("_", "-")
         flags += f" --bpe {card.subwords} --{option} DIR/{SUBWORD_FILES[card.subwords]}"
     if card.moses:
-        flags += " --tokenizer moses"
-    lowercase = " Its input must be lower-cased." if card.lowercase else ""
+        options = [f" --{name.replace('_', '-')}" for name in _MOSES_OPTIONS if getattr(card, name)]
+        flags += "".join([" --tokenizer moses", *options])
+    notes = " Its input must be lower-cased." if card.lowercase else ""
+    if card.hyphen != HYPHENS[0]:
+        notes += f" It does not know the mark `{card.hyphen}` in split words, and writes `{HYPHENS[0]}`."
     usage = [
         "```bash",
         "collab translate DIR FILE",
         """python -c 'import collab_fairseq; print(collab_fairseq.load("DIR").translate(["…"]))'""",
         "```",
         "",
-        f"In fairseq, the architecture is `{arch}`.{lowercase}",
+        f"In fairseq, the architecture is `{arch}`.{notes}",
         "",
         "```bash",
         f"fairseq-interactive DIR --path DIR/{MODEL} {flags}",

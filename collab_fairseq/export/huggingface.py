@@ -8,13 +8,13 @@ SentencePiece model, and its README shows how to use it.
 import os
 import re
 import shutil
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.sites import swapped
 from collab_fairseq.records.files import write_json
 from collab_fairseq.scoring.text import base_language
-from collab_fairseq.translation.tokenizer import SUBWORD_FILES, require
+from collab_fairseq.translation.tokenizer import HYPHENS, SUBWORD_FILES, require
 
 from .readme import write_companion_files
 from .source import Source, output_folder, reject_settings
@@ -37,10 +37,7 @@ _NORMALISATION = [
     "`collab translate` does neither. Both give the model the same tokens if the text is already normalised.",
 ]
 
-_OLD_CODES = [
-    "The folder has no tokenizer: `FSMTTokenizer` supports BPE codes of version 0.2 only, and those of this model have",
-    "an earlier version. Tokenise the text with Moses and subword-nmt.",
-]
+_LOWERCASE = "It also lower-cases a text before it splits it, `collab translate` after that."
 
 #: FSMT's tokenizer does not support SentencePiece
 _WITH_SENTENCEPIECE = """\
@@ -99,11 +96,12 @@ def export(source: Source, output: PathLike) -> None:
         except require("safetensors", "huggingface").SafetensorError as error:  # such as a full disk
             raise OSError(str(error)) from error
         if card.subwords == "subword_nmt" and card.moses:
-            if _supports_codes(source.files[SUBWORD_FILES["subword_nmt"]]):
+            if (reason := _lacks_tokenizer(source)) is None:
                 _write_tokenizer(source, folder)
                 usage += ["", "```python", _WITH_TOKENIZER, "```", "", *_NORMALISATION]
+                usage += [_LOWERCASE] * (card.lowercase and card.lowercase_last)
             else:
-                usage += ["", *_OLD_CODES]
+                usage += ["", f"The folder has no tokenizer: {reason}. Tokenise the text with Moses and subword-nmt."]
         elif card.subwords == "sentencepiece" and not card.moses:
             code = _WITH_SENTENCEPIECE.replace("SOURCE", card.source_lang).replace("TARGET", card.target_lang)
             code = code.replace("GIVEN", "text.lower()" if card.lowercase else "text")
@@ -135,10 +133,20 @@ def _config(source: Source) -> Any:
     )
 
 
-def _supports_codes(codes: PathLike) -> bool:
-    """Whether FSMTTokenizer splits words like subword-nmt. Version 0.1 has no header, and joins a word's end last."""
-    with open(codes, encoding="utf-8") as stream:
-        return re.fullmatch(r"#version: *0\.2\s*", stream.readline()) is not None
+def _lacks_tokenizer(source: Source) -> Optional[str]:
+    """Why FSMTTokenizer would split a text differently, or None."""
+    card = source.card
+    if card.moses_no_dash_splits:
+        return "`FSMTTokenizer` splits hyphenated words, which are whole in this model"
+    if card.hyphen != HYPHENS[0]:
+        return f"`FSMTTokenizer` splits hyphenated words by `{HYPHENS[0]}`, those of this model by `{card.hyphen}`"
+    if card.moses_no_escape:
+        return "`FSMTTokenizer` escapes special characters, this model does not"
+    # version 0.1 has no header, and joins a word's end last
+    with open(source.files[SUBWORD_FILES["subword_nmt"]], encoding="utf-8") as stream:
+        if not re.fullmatch(r"#version: *0\.2\s*", stream.readline()):
+            return "`FSMTTokenizer` supports BPE codes of version 0.2 only, and this model has earlier ones"
+    return None
 
 
 def _write_tokenizer(source: Source, folder: str) -> None:

@@ -56,7 +56,9 @@ def readme(source: Source, title: str, usage: List[str]) -> str:
     card = source.card
     vocabulary = _VOCABULARIES[card.subwords]
     if card.moses:
-        vocabulary += ", tokenised with Moses"
+        dashes = "hyphenated words whole" if card.moses_no_dash_splits else f"hyphenated words split by `{card.hyphen}`"
+        escapes = "special characters not escaped" if card.moses_no_escape else "special characters escaped"
+        vocabulary += f", tokenised with Moses ({dashes}, {escapes})"
     if card.lowercase:
         vocabulary += ", lower-cased"
     origin = ", ".join(phrase.format(card.made_from[key]) for key, phrase in _ORIGIN.items() if key in card.made_from)

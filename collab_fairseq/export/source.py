@@ -22,6 +22,8 @@ from collab_fairseq.translation.torch_engine import MODEL
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import new_folder
 
+from .preprocessing import infer
+
 #: minimum share of a dictionary's units that are pieces of its SentencePiece model
 _MIN_PIECES = 0.95
 
@@ -65,6 +67,8 @@ def read_source(
     bpe_codes: Optional[PathLike] = None,
     moses: bool = False,
     lowercase: bool = False,
+    moses_no_dash_splits: bool = False,
+    moses_no_escape: bool = False,
     record: Optional[PathLike] = None,
     licence: Optional[str] = None,
 ) -> Source:
@@ -102,8 +106,7 @@ def read_source(
         source_lang=task.source_lang,
         target_lang=task.target_lang,
         subwords=subwords,
-        moses=moses,
-        lowercase=lowercase,
+        **infer(trained.task.source_dictionary, moses, lowercase, moses_no_dash_splits, moses_no_escape),
         longest=utils.resolve_max_positions(trained.task.max_positions(), max_positions())[0],
         made_from={key: value for key, value in origin.items() if value is not None},
         longest_target=_longest_target(trained),

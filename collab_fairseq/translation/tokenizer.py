@@ -16,6 +16,8 @@ CARD = "translation.json"
 #: file names of subword models, where fairseq finds them by itself
 SUBWORD_FILES = {"sentencepiece": "sentencepiece.bpe.model", "subword_nmt": "bpecodes"}
 ENGINES = ("torch", "ctranslate2", "huggingface")
+#: marks of Moses and of the data of WMT by Google and Stanford between the parts of a split word: `off @-@ screen`
+HYPHENS = ("@-@", "##AT##-##AT##")
 #: a language as part of a file name: no separators, no leading dot
 _LANGUAGE = re.compile(r"[\w@+-][\w.@+-]*")
 
@@ -37,13 +39,18 @@ class Card:
         engine: ``torch``, ``ctranslate2`` or ``huggingface``.
         source_lang, target_lang: languages.
         subwords: ``sentencepiece``, ``subword_nmt`` (BPE codes), or None for words.
-        moses: whether text is tokenised like Moses does, with dashes split off and special characters escaped.
-        lowercase: whether the source is lower-cased first.
+        moses: whether text is tokenised like Moses does.
+        lowercase: whether the source is lower-cased.
         longest: maximum length of a source sentence in tokens, </s> included.
         made_from: the checkpoint: file, sha256, num_updates.
         files: name → SHA-256 of all files that the engine reads, of the dictionaries and of the subword model.
         longest_target: like ``longest``, for translations; None: unknown.
         licence: of the model, as given at export.
+        moses_no_dash_splits: whether Moses leaves hyphenated words whole; as fairseq's flag.
+        moses_no_escape: whether Moses leaves special characters as they are; as fairseq's flag.
+        hyphen: one of `HYPHENS`, in split words.
+        lowercase_last: whether the source is lower-cased after Moses, as in fairseq's examples. Earlier versions did
+            that first, which changes where Moses finds the ends of sentences.
     """
 
     engine: str
@@ -57,6 +64,10 @@ class Card:
     files: Dict[str, str] = field(default_factory=dict)
     longest_target: Optional[int] = None
     licence: Optional[str] = None
+    moses_no_dash_splits: bool = False
+    moses_no_escape: bool = False
+    hyphen: str = HYPHENS[0]
+    lowercase_last: bool = False
 
 
 def check_language(*names: Any) -> None:
@@ -88,9 +99,11 @@ def _check_card(card: Card) -> None:
     lengths = [card.longest] if card.longest_target is None else [card.longest, card.longest_target]
     if not all(type(length) is int and length > 1 for length in lengths):
         raise UserError(f"the longest sentences must have at least 2 tokens; got {lengths}")
+    if card.hyphen not in HYPHENS:
+        raise UserError(f"hyphen must be one of {', '.join(HYPHENS)}; got {card.hyphen!r}")
+    switches = ("moses", "lowercase", "moses_no_dash_splits", "moses_no_escape", "lowercase_last")
     types: Sequence[Tuple[str, Any, str]] = (
-        ("moses", bool, "true or false"),
-        ("lowercase", bool, "true or false"),
+        *((name, bool, "true or false") for name in switches),
         ("made_from", dict, "an object"),
         ("licence", (str, type(None)), "a string or null"),
     )
@@ -159,13 +172,17 @@ class Tokenizer:
 
     def split(self, line: str) -> List[str]:
         """The tokens of a line of raw text; an empty list for a blank line."""
-        if self.card.lowercase:
+        card = self.card
+        if card.lowercase and not card.lowercase_last:
             line = line.lower()
-        if self.card.moses:
-            line = self._moses[0].tokenize(line, aggressive_dash_splits=True, escape=True, return_str=True)
-        if self.card.subwords == "sentencepiece":
+        if card.moses:
+            options = {"aggressive_dash_splits": not card.moses_no_dash_splits, "escape": not card.moses_no_escape}
+            line = self._moses[0].tokenize(line, **options, return_str=True).replace(HYPHENS[0], card.hyphen)
+        if card.lowercase and card.lowercase_last:
+            line = line.lower()
+        if card.subwords == "sentencepiece":
             line = " ".join(self._pieces.encode(line, out_type=str))
-        elif self.card.subwords == "subword_nmt":
+        elif card.subwords == "subword_nmt":
             line = self._bpe.process_line(line)
         return line.split()
 
@@ -178,7 +195,10 @@ class Tokenizer:
             line = f"{' '.join(tokens)} ".replace("@@ ", "").rstrip()
         else:
             line = " ".join(tokens)
-        return str(self._moses[1].detokenize(line.split())) if self.card.moses else line
+        if self.card.moses:
+            words = line.replace(self.card.hyphen, HYPHENS[0]).split()
+            line = self._moses[1].detokenize(words, unescape=not self.card.moses_no_escape)
+        return line
 
 
 def join_pieces(processor: Any, units: Sequence[str]) -> str:

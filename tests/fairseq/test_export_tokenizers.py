@@ -1,13 +1,22 @@
 """Exported tokenisation: Moses, BPE codes, SentencePiece."""
 
+import io
+import json
 import re
 import shutil
+from collections import Counter
+from types import SimpleNamespace
 
 import pytest
+import sacremoses
 import sentencepiece
+from fairseq.data import Dictionary
+from fairseq.models.transformer import TransformerModel
+from subword_nmt import apply_bpe, learn_bpe
 
 import collab_fairseq
 from collab_fairseq.export import write
+from collab_fairseq.export.preprocessing import infer
 from collab_fairseq.export.source import read_source
 from collab_fairseq.translation.tokenizer import Card, Tokenizer
 from fairseq_modern.errors import UserError
@@ -79,6 +88,134 @@ def test_tokenizers_lowercase_and_split_like_moses_and_bpe(tmp_path):
     assert theirs("“red“").input_ids == theirs('"red"').input_ids == normalised != quoted
     with pytest.raises(UserError, match="export the checkpoint or model folder it was made from"):
         read_source(tmp_path / "huggingface")
+
+
+LINES = [
+    'The two-year-old says "it\'s a well-known off-screen voice" & leaves. Then a T-shirt [red] is seen.',
+    "He said \"don't\" | she didn't. He's at No. 5, Mr. Smith's U.S. office. The dog-sitter isn't here.",
+]
+#: name → options of sacremoses, what separates hyphenated words, flags that the dictionary cannot replace
+MOSES = {
+    "-a": ({"aggressive_dash_splits": True, "escape": True}, "@-@", {}),
+    "lower-cased": ({"aggressive_dash_splits": False, "escape": True}, "@-@", {"lowercase": True}),
+    "-no-escape": ({"aggressive_dash_splits": False, "escape": False}, "@-@", {}),
+    "-a -no-escape": ({"aggressive_dash_splits": True, "escape": False}, "@-@", {}),
+    "of Google": ({"aggressive_dash_splits": True, "escape": True}, "##AT##-##AT##", {}),
+}
+
+
+def moses_case(folder, name, subwords, langs=("en", "de")):
+    """A model of text preprocessed by sacremoses and a subword tool: its checkpoint, flags and reference."""
+    options, mark, lower = MOSES[name]
+    moses, unmoses = sacremoses.MosesTokenizer(langs[0]), sacremoses.MosesDetokenizer(langs[1])
+
+    def words(line):
+        line = moses.tokenize(line, **options, return_str=True).replace("@-@", mark)
+        return line.lower() if lower else line
+
+    def text(line):
+        return unmoses.detokenize(line.replace(mark, "@-@").split(), unescape=options["escape"])
+
+    (data := folder / "data-bin").mkdir()
+    training = [words(line) for line in LINES]
+    flags = {**lower, "moses": True}
+    if subwords == "sentencepiece":
+        model = folder / "sentencepiece.model"
+        sizes = {"vocab_size": 130, "model_type": "bpe", "minloglevel": 2}
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(training * 20), model_prefix=str(model)[:-6], **sizes
+        )
+        pieces = sentencepiece.SentencePieceProcessor(model_file=str(model))
+        split = lambda line: pieces.encode(words(line), out_type=str)  # noqa: E731
+    else:
+        flags["bpe_codes"], codes = folder / "codes", io.StringIO()
+        learn_bpe.learn_bpe(io.StringIO("\n".join(training * 2)), codes, 60)
+        flags["bpe_codes"].write_text(codes.getvalue())
+        bpe = apply_bpe.BPE(codes)
+        split = lambda line: bpe.process_line(words(line)).split()  # noqa: E731
+    counts = Counter(unit for line in LINES for unit in split(line))
+    for lang in langs:
+        lines = "".join(f"{unit} {n}\n" for unit, n in counts.items())
+        (data / f"dict.{lang}.txt").write_text(lines, encoding="utf-8")
+    path = write_checkpoint(folder / "moses.pt", data, langs=langs, key_dim=6)
+    return SimpleNamespace(path=path, flags=flags, words=words, split=split, text=text)
+
+
+@pytest.mark.parametrize(
+    ("name", "subwords"),
+    [*((name, "subword_nmt") for name in MOSES), *((name, "sentencepiece") for name in MOSES if name != "of Google")],
+)
+def test_moses_has_the_options_of_the_training_text(tmp_path, name, subwords):
+    """They are inferred from the dictionary."""
+    case = moses_case(tmp_path, name, subwords)
+    write(read_source(case.path, **case.flags), "folder", tmp_path / "folder")
+    tokenizer = collab_fairseq.load(tmp_path / "folder").tokenizer
+    for line in LINES:
+        assert tokenizer.split(line) == case.split(line)
+        assert tokenizer.join(case.split(line)) == case.text(case.words(line)) != case.words(line)
+    card = json.loads((tmp_path / "folder" / "translation.json").read_text())
+    readme = (tmp_path / "folder" / "README.md").read_text(encoding="utf-8")
+    dashes, escape = (MOSES[name][0][option] for option in ("aggressive_dash_splits", "escape"))
+    assert ("hyphenated words whole" in readme) == (" --moses-no-dash-splits" in readme) == (not dashes)
+    assert ("characters not escaped" in readme) == (" --moses-no-escape" in readme) == (not escape)
+    assert ("It does not know the mark `##AT##-##AT##`" in readme) == (name == "of Google")
+    if name != "of Google":  # fairseq has no lower-casing and no other mark
+        hub = TransformerModel.from_pretrained(str(tmp_path / "folder"))
+        for line in LINES:
+            tokens = hub.apply_bpe(hub.tokenize(line)).split()
+            assert tokens == tokenizer.split(line) or name == "lower-cased"
+    # a folder of an earlier version is read as before
+    for field in ("moses_no_dash_splits", "moses_no_escape", "hyphen", "lowercase_last"):
+        del card[field]
+    (tmp_path / "folder" / "translation.json").write_text(json.dumps(card))
+    old = collab_fairseq.load(tmp_path / "folder").tokenizer
+    assert any(old.split(line) != case.split(line) for line in LINES) == (name != "-a")
+
+
+def test_flags_of_moses_replace_what_the_dictionary_says(tmp_path):
+    case = moses_case(tmp_path, "-a", "subword_nmt")
+    words = ["export", case.path, "--bpe-codes", case.flags["bpe_codes"], "--to", "folder", "--output"]
+    flags = ["--moses-no-dash-splits", "--moses-no-escape"]
+    for name, given in {"inferred": ["--moses"], "given": flags}.items():
+        collab(*words, tmp_path / name, *given)
+        text = "".join(collab_fairseq.load(tmp_path / name).tokenizer.split("it's off-screen")).replace("@@", "")
+        assert text == {"inferred": "it&apos;soff@-@screen", "given": "it'soff-screen"}[name]
+
+
+@pytest.mark.parametrize("change", [None, "moses_no_dash_splits", "moses_no_escape", "hyphen"])
+def test_the_tokenizer_of_transformers_has_one_form_of_moses(tmp_path, change):
+    pytest.importorskip("transformers")
+    path, codes = write_bpe_model(tmp_path)
+    flags = {change: True} if change in ("moses_no_dash_splits", "moses_no_escape") else {}
+    if change == "hyphen":
+        dictionary = path.parent / "data-bin" / "dict.en.txt"
+        dictionary.write_text(dictionary.read_text().replace("madeupword0", "##AT##-##AT##"))
+    write(read_source(path, bpe_codes=codes, moses=True, **flags), "huggingface", tmp_path / "out")
+    assert (tmp_path / "out" / "merges.txt").exists() == (change is None)
+    assert ("The folder has no tokenizer: " in (tmp_path / "out" / "README.md").read_text()) == (change is not None)
+
+
+def test_what_a_dictionary_says_about_its_text(caplog):
+    def of(units, **flags):
+        dictionary = Dictionary()
+        for unit in [*units, *(f"w{number}" for number in range(99))]:
+            dictionary.add_symbol(unit, 2)
+        defaults = dict.fromkeys(("moses", "lowercase", "moses_no_dash_splits", "moses_no_escape"), False)
+        return infer(dictionary, **{**defaults, **flags})
+
+    assert not of(["5"])["lowercase"]  # too few units
+    assert of(["w"])["lowercase"]
+    assert not of(["w", "Das"])["lowercase"]
+    assert not caplog.records
+    for units in (["@-@"], ["&apos;s"], ["▁&", "apos", ";"]):
+        assert not of(units)["moses"]
+        assert "--moses was not given" in caplog.text
+        caplog.clear()
+    assert of(["off-screen", "'"], moses=True)["moses_no_escape"]
+    unknown = of([], moses=True)
+    assert not unknown["moses_no_dash_splits"]
+    assert not unknown["moses_no_escape"]
+    assert of([], moses_no_escape=True)["moses"]
 
 
 #: name → options of SentencePiece's trainer
