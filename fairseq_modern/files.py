@@ -8,6 +8,7 @@ import io
 import os
 import re
 import shutil
+import stat
 from typing import IO, TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Union
 
 if TYPE_CHECKING:
@@ -75,7 +76,8 @@ def atomic_write(path: str) -> Iterator[IO[bytes]]:
 def new_folder(path: PathLike, replace: bool = False) -> Iterator[str]:
     """Yield a temporary folder that appears as `path` when the block ends, or not at all if the block fails.
 
-    The data are flushed to disk before the folder is renamed. Temporary folders of killed processes are removed.
+    The data are flushed to disk before the folder is renamed. Temporary folders of killed processes are removed. All
+    files get at least the permissions of new files, which those of safetensors lack.
 
     Args:
         replace: replace a folder that is not empty, which is an OSError by default. The caller must make sure that no
@@ -88,11 +90,15 @@ def new_folder(path: PathLike, replace: bool = False) -> Iterator[str]:
     os.mkdir(work)
     descriptor = os.open(work, os.O_RDONLY)
     hold(descriptor)
+    usual = os.fstat(descriptor).st_mode & 0o666  # the umask cannot be read without changing it
     try:
         yield work
         for folder, _, files in os.walk(work):
             for file in files:
                 with open(os.path.join(folder, file), "rb") as stream:
+                    mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
+                    if mode | usual != mode:
+                        os.fchmod(stream.fileno(), mode | usual)
                     os.fsync(stream.fileno())
         if replace and os.path.exists(path):
             os.rename(path, old)

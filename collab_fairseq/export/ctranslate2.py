@@ -9,6 +9,7 @@ CTranslate2 then caches one head (its flag ``multi_query``), provided that heads
 heads). Elsewhere it repeats the copy. Groups of heads are projected once and cached as copies.
 """
 
+import math
 from typing import Any, Dict, Optional
 
 import torch
@@ -20,7 +21,7 @@ from collab_fairseq.translation.ctranslate2_engine import PRECISIONS
 from collab_fairseq.translation.tokenizer import require
 from fairseq_modern.errors import UserError
 
-from .readme import write_companion_files
+from .readme import Written, write_companion_files
 from .source import Source, output_folder, reject_settings
 from .standard_heads import standard_layers
 
@@ -46,9 +47,16 @@ def export(source: Source, output: PathLike, *, quantization: Optional[str] = No
     quantization = quantization or "float32"
     if quantization not in PRECISIONS:
         raise UserError(f"the quantization must be one of {', '.join(PRECISIONS)}; got {quantization}")
-    spec = _specification(source)
+    layers = check(source)
+    spec = _specification(source, layers)
     spec.validate()
     spec.optimize(quantization=quantization)
+    with swapped(source.model, layers):
+        parameters = sum(parameter.numel() for parameter in source.model.parameters())
+    sides = ((spec.encoder, source.config.encoder), (spec.decoder, source.config.decoder))
+    fixed = [stack.position_encodings.encodings for stack, sizes in sides if not sizes.learned_pos]
+    # a name stands for equal weights, which are written once
+    positions = sum(math.prod(encodings.shape) for encodings in fixed if not isinstance(encodings, str))
     if any("multi_query" in vars(layer.self_attention) for layer in spec.decoder.layer):
         cache = [
             "The decoder's self-attention caches keys and values of one head only. Therefore, `score_batch` of",
@@ -69,16 +77,17 @@ def export(source: Source, output: PathLike, *, quantization: Optional[str] = No
     with output_folder(output) as folder:
         spec.save(folder)
         title = f"Translation model for CTranslate2 ({quantization})"
-        write_companion_files(source, folder, "ctranslate2", title, usage)
+        written = Written(layers, parameters + positions, positions)
+        write_companion_files(source, folder, "ctranslate2", title, usage, written)
 
 
-def _specification(source: Source) -> Any:
-    """CTranslate2's description of the model, with all weights."""
+def _specification(source: Source, layers: Dict[str, IncrementalAttention]) -> Any:
+    """CTranslate2's description of the model, with all weights; copies of shared keys and values leave the layers."""
     import numpy
     from ctranslate2.converters import fairseq as converter
     from ctranslate2.specs import attention_spec, common_spec, transformer_spec
 
-    layers, config, model = check(source), source.config, source.model
+    config, model = source.config, source.model
     spec = transformer_spec.TransformerSpec.from_config(
         (config.encoder.layers, config.decoder.layers),
         num_heads=1,  # set below, with the attention

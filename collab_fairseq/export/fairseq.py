@@ -11,6 +11,7 @@ from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.sites import swapped
 
 from .folder import portable, write
+from .readme import Written
 from .source import Source, UnsupportedError
 from .standard_heads import standard_layers
 
@@ -24,6 +25,7 @@ def check(source: Source) -> Dict[str, Any]:
 
 def export(source: Source, output: PathLike, *, half: bool = False) -> None:
     """Write the folder; ``half``: weights in half precision."""
-    with swapped(source.model, check(source)):
+    layers = check(source)
+    with swapped(source.model, layers):
         state = portable(source, half, arch="transformer")
-    write(source, state, output)
+    write(source, state, output, Written(layers))

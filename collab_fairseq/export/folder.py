@@ -29,7 +29,7 @@ from collab_fairseq.translation.text import byte_unit
 from collab_fairseq.translation.tokenizer import HYPHENS, SUBWORD_FILES
 from collab_fairseq.translation.torch_engine import MODEL
 
-from .readme import write_companion_files
+from .readme import UNCHANGED, Written, write_companion_files
 from .source import Source, output_folder
 
 #: type of the subword model → fairseq's setting for its file
@@ -95,7 +95,7 @@ def _without_own_fields(criterion: Any) -> Any:
     return {**{n: value for n, value in criterion.items() if n in known}, "_name": "label_smoothed_cross_entropy"}
 
 
-def write(source: Source, state: Dict[str, Any], output: PathLike) -> None:
+def write(source: Source, state: Dict[str, Any], output: PathLike, written: Written = UNCHANGED) -> None:
     """Write a checkpoint made by :func:`portable` to a model folder, with tokenisation files and instructions."""
     card, arch = source.card, state["cfg"]["model"]["arch"]
     flags = f"-s {card.source_lang} -t {card.target_lang}"
@@ -130,4 +130,4 @@ def write(source: Source, state: Dict[str, Any], output: PathLike) -> None:
         usage += ["", f"fairseq prints byte units such as `{unit}` as they are; `collab translate` joins them."]
     with output_folder(output) as folder:
         checkpoints.save(state, os.path.join(folder, MODEL))
-        write_companion_files(source, folder, "torch", "Translation model", usage)
+        write_companion_files(source, folder, "torch", "Translation model", usage, written)

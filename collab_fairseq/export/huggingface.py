@@ -16,7 +16,7 @@ from collab_fairseq.records.files import write_json
 from collab_fairseq.scoring.text import base_language
 from collab_fairseq.translation.tokenizer import HYPHENS, SUBWORD_FILES, require
 
-from .readme import write_companion_files
+from .readme import Written, write_companion_files
 from .source import Source, output_folder, reject_settings
 from .standard_heads import standard_layers
 
@@ -106,7 +106,9 @@ def export(source: Source, output: PathLike) -> None:
             code = _WITH_SENTENCEPIECE.replace("SOURCE", card.source_lang).replace("TARGET", card.target_lang)
             code = code.replace("GIVEN", "text.lower()" if card.lowercase else "text")
             usage += ["", "```python", code, "```"]
-        write_companion_files(source, folder, "huggingface", "Translation model for transformers", usage)
+        positions = sum(p.numel() for name, p in fsmt.named_parameters() if "embed_positions" in name)
+        written = Written(layers, fsmt.num_parameters(), positions)
+        write_companion_files(source, folder, "huggingface", "Translation model for transformers", usage, written)
 
 
 def _config(source: Source) -> Any:

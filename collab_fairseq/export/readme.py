@@ -7,10 +7,10 @@ import json
 import os
 import shutil
 from dataclasses import asdict, replace
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
 from collab_fairseq.attention import SITES
-from collab_fairseq.modules.sites import attention_layers
+from collab_fairseq.modules.sites import attention_layers, swapped
 from collab_fairseq.records import pages
 from collab_fairseq.records.files import write_json
 from collab_fairseq.translation.tokenizer import CARD, Tokenizer, read_card
@@ -25,12 +25,32 @@ _ORIGIN = {"file": "{}", "sha256": "SHA-256 {}", "num_updates": "{} updates", "a
 _NO_LICENCE = "not stated: ask the authors of the model and check the terms of its data before you redistribute it"
 
 
-def write_companion_files(source: Source, folder: str, engine: str, title: str, usage: List[str]) -> None:
+class Written(NamedTuple):
+    """What an export has written in place of the model.
+
+    Attributes:
+        layers: `site.layer` → the attention in place of the model's.
+        parameters: number of parameters, shared ones once; None: those of the model with these layers.
+        positions: number of sinusoidal positions in the file, which the parameters include.
+    """
+
+    layers: Mapping[str, Any] = {}
+    parameters: Optional[int] = None
+    positions: int = 0
+
+
+#: the model itself
+UNCHANGED = Written()
+
+
+def write_companion_files(
+    source: Source, folder: str, engine: str, title: str, usage: List[str], written: Written = UNCHANGED
+) -> None:
     """Write dictionaries, subword model, record, card and README next to the files of the engine.
 
     Args:
         engine: the engine that computes the exported model, for the card.
-        title, usage: see :func:`readme`.
+        title, usage, written: see :func:`readme`.
     """
     files = dict(source.files)
     if source.record is not None:
@@ -42,16 +62,17 @@ def write_companion_files(source: Source, folder: str, engine: str, title: str, 
     checksums = {name: sha256(os.path.join(folder, name)) for name in names}
     write_json(asdict(replace(source.card, engine=engine, files=checksums)), os.path.join(folder, CARD))
     with open(os.path.join(folder, "README.md"), "x", encoding="utf-8") as stream:
-        stream.write(readme(source, title, usage))
+        stream.write(readme(source, title, usage, written))
     Tokenizer(folder, read_card(folder))  # raises an error if a file cannot be used
 
 
-def readme(source: Source, title: str, usage: List[str]) -> str:
+def readme(source: Source, title: str, usage: List[str], written: Written = UNCHANGED) -> str:
     """The README in Markdown.
 
     Args:
         title: title of the page.
         usage: lines on how to use the model, in which DIR stands for the folder.
+        written: how the exported model differs from the model.
     """
     card = source.card
     vocabulary = _VOCABULARIES[card.subwords]
@@ -66,7 +87,7 @@ def readme(source: Source, title: str, usage: List[str]) -> str:
         f"# {title}, {card.source_lang} to {card.target_lang}",
         "",
         f"- vocabulary: {vocabulary}",
-        *_architecture(source),
+        *_architecture(source, written),
         f"- checkpoint: {origin}",
         f"- licence: {card.licence or _NO_LICENCE}",
         "",
@@ -86,22 +107,42 @@ def readme(source: Source, title: str, usage: List[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _architecture(source: Source) -> List[str]:
-    """The size of the model and the attention of every site."""
-    parameters = sum(parameter.numel() for parameter in source.model.parameters())
-    lines = [f"- transformer with {parameters:,} parameters"]
+def _architecture(source: Source, written: Written) -> List[str]:
+    """The size of the exported model and the attention of every site; those of the model if they differ."""
+    with swapped(source.model, written.layers):
+        parameters, attention = _parameters(source.model), _attention(source.model)
+    if written.parameters is not None:
+        parameters = written.parameters
+    positions = f", of which {written.positions:,} are fixed positions" if written.positions else ""
+    lines = [f"- transformer with {parameters:,} parameters{positions}"]
     for side in ("encoder", "decoder"):
         sizes = getattr(source.config, side)
         widths = f"width {sizes.embed_dim}, feed-forward width {sizes.ffn_embed_dim}"
         lines.append(f"- {side}: {sizes.layers} layers, {widths}")
-    summaries = {layer_id: layer.summary() for layer_id, layer in attention_layers(source.model).items()}
+    lines += [f"- attention of {line}" for line in attention]
+    original, original_attention = _parameters(source.model), _attention(source.model)
+    if original_attention != attention:
+        lost = ": this format does not keep the reduction" if original < parameters - written.positions else ""
+        lines.append(f"- made from a model with {original:,} parameters{lost}")
+        lines += [f"  - attention of {line}" for line in original_attention]
+    return lines
+
+
+def _parameters(model: Any) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _attention(model: Any) -> List[str]:
+    """Sites or layers, and a summary of their attention."""
+    lines = []
+    summaries = {layer_id: layer.summary() for layer_id, layer in attention_layers(model).items()}
     for summary in dict.fromkeys(summaries.values()):
         names: List[str] = []
         for site in SITES:
             of_site = [layer_id for layer_id in summaries if layer_id.startswith(f"{site}.")]
             alike = [layer_id for layer_id in of_site if summaries[layer_id] == summary]
             names += [site] if alike == of_site != [] else alike
-        lines.append(f"- attention of {', '.join(names)}: {summary}")
+        lines.append(f"{', '.join(names)}: {summary}")
     return lines
 
 
@@ -124,7 +165,8 @@ def _results(parts: Dict[str, Any]) -> List[str]:
     lines = []
     if scores:
         table = pages.table([["test set", "sacreBLEU"], *scores], numbers=True)
-        lines += ["", "## Scores", "", table, "", f"Signature: {', '.join(dict.fromkeys(signatures))}"]
+        lines += ["", "## Scores", "", "Of the checkpoint, before this export:", "", table, ""]
+        lines.append(f"Signature: {', '.join(dict.fromkeys(signatures))}")
     if losses:
         header = ["data", "loss (bits per token)", "without label smoothing"]
         lines += ["", pages.table([header, *losses], numbers=True)]

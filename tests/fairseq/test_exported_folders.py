@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import collab_fairseq
+from collab_fairseq import checkpoints
 from collab_fairseq.export import readme as model_card
 from collab_fairseq.export import write
 from collab_fairseq.export.source import output_folder, read_source
@@ -207,6 +208,43 @@ def test_readme_names_a_factor_of_the_logits():
         text = model_card.readme(read_source(published / name), "Translation model", [])
         assert ("32 each, attention logits × 0.62\n" in text) == factor
         assert ("32 each\n" in text) != factor
+
+
+@pytest.mark.parametrize("target", ["folder", "fairseq", "ctranslate2", "huggingface"])
+def test_readme_describes_the_exported_model(models, target, tmp_path):
+    """Its number of parameters is that of the written weights; the permissions of all files follow the umask."""
+    transformers = pytest.importorskip("transformers") if target == "huggingface" else None
+    if target == "ctranslate2":
+        pytest.importorskip("ctranslate2")
+    checkpoint, reduced = (
+        models.checkpoint(kind, key_dim=dim) for kind, dim in (("standard", 16), ("collaborative", 2))
+    )
+    umask = os.umask(0o027)
+    try:
+        readmes = [export(path, target, tmp_path / path.stem) for path in (checkpoint, reduced)]
+    finally:
+        os.umask(umask)
+    assert {file.stat().st_mode & 0o777 for file in (tmp_path / reduced.stem).iterdir()} == {0o640}
+    original = checkpoints.num_parameters(checkpoints.load(reduced))
+    for path, readme in zip((checkpoint, reduced), readmes, strict=True):
+        line = re.search(
+            r"^- transformer with ([\d,]+) parameters(?:, of which ([\d,]+) are fixed)?", readme, re.MULTILINE
+        )
+        parameters, positions = (int((number or "0").replace(",", "")) for number in line.groups())
+        folder = tmp_path / path.stem
+        if target == "huggingface":
+            model = transformers.FSMTForConditionalGeneration.from_pretrained(folder)
+            assert parameters == model.num_parameters() > positions > 0
+        elif target == "ctranslate2":
+            assert 0 < os.path.getsize(folder / "model.bin") - 4 * parameters < 6000  # names and shapes
+        else:
+            assert parameters == checkpoints.num_parameters(checkpoints.load(folder / "model.pt"))
+            assert not positions
+        kept = path == checkpoint or target == "folder"
+        assert ("this format does not keep the reduction" in readme) != kept
+        assert (f"\n- made from a model with {original:,} parameters" in readme) != kept
+        summary = "2 collaborative heads with a shared" if path == reduced and kept else "2 standard heads with a"
+        assert f"\n- attention of encoder, cross, decoder: {summary} key dimension" in readme
 
 
 @pytest.mark.parametrize(("target", "subwords"), [("folder", True), ("fairseq", True), ("folder", False)])
