@@ -5,8 +5,8 @@
 
 DIR is a folder made by `collab export`. The output has one line per input line, in order; empty lines stay empty.
 Text of any length is read, translated and written in buffers. A line that is not UTF-8, or longer than the model
-allows, is reported on standard error, becomes an empty line, and sets the exit status to 1. When interrupted, the
-command keeps the lines written so far.
+allows, is reported on standard error, becomes an empty line, and sets the exit status to 1. UTF-16 text is rejected.
+When interrupted, the command keeps the lines written so far.
 
 With --scores each line starts with its score (log-probability, base 2, divided by length^lenpen) and a tab. With
 --nbest N each input line has up to N output lines, which start with the number of the input line and the score.
@@ -88,7 +88,8 @@ def _translate(translator: Any, stream: BinaryIO, args: argparse.Namespace) -> i
     number, out = 0, sys.stdout.buffer
     with tqdm(total=_lines(stream), unit="line", disable=typed or not sys.stderr.isatty()) as bar:
         try:
-            for chunk in translator.stream(_decode(stream, report), report, buffer=buffer, scores=scores, **search):
+            lines = _decode(stream, args.file or "standard input", report)
+            for chunk in translator.stream(lines, report, buffer=buffer, scores=scores, **search):
                 for best in chunk:
                     number += 1
                     for translation in best:
@@ -113,8 +114,12 @@ def _lines(stream: BinaryIO) -> Optional[int]:
     return total
 
 
-def _decode(stream: BinaryIO, report: Callable[[int, str], None]) -> Iterator[str]:
+def _decode(stream: BinaryIO, name: str, report: Callable[[int, str], None]) -> Iterator[str]:
+    from collab_fairseq.scoring.references import check_encoding
+
     for number, line in enumerate(stream, start=1):
+        if number == 1:
+            check_encoding(line, name)
         try:
             text = line.decode("utf-8")
         except UnicodeDecodeError as error:

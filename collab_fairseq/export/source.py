@@ -14,6 +14,7 @@ from collab_fairseq.translation.text import sentencepiece_file, subword_units
 from collab_fairseq.translation.tokenizer import (
     SUBWORD_FILES,
     Card,
+    read_bpe_codes,
     read_card,
     read_sentencepiece,
     text_files,
@@ -143,6 +144,7 @@ def _subword_model(
             raise UserError(f"BPE codes need dictionaries with BPE units (…@@); those in {data} have none")
         if subword_units(trained.task.source_dictionary) is None:
             raise UserError(f"the source dictionary in {data} must have BPE units (…@@), as the target has; got words")
+        read_bpe_codes(bpe_codes)  # raises an error that names the user's file
         return "subword_nmt", os.fspath(bpe_codes)
     if sentencepiece is None and units == "sentencepiece":
         sentencepiece = sentencepiece_file(data)

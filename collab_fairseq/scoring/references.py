@@ -13,6 +13,15 @@ from fairseq_modern.files import PathLike
 
 #: a gzipped file may unpack to at most this many times its size or this many bytes, whichever is larger
 _MAX_RATIO, _MIN_LIMIT = 20, 1 << 30
+#: number of bytes that show the encoding
+_START = 4096
+#: UTF-32 before UTF-16, whose mark it begins with
+_MARKS = {
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
 
 
 class RawScore(NamedTuple):
@@ -23,8 +32,17 @@ class RawScore(NamedTuple):
     hypotheses: List[str]
 
 
+def check_encoding(start: bytes, name: str) -> None:
+    """Raise UserError if a text starts like UTF-16 or UTF-32, parts of which are valid UTF-8; ``name`` names it."""
+    encoding = next((encoding for mark, encoding in _MARKS.items() if start.startswith(mark)), None)
+    if encoding is None and b"\0" in start:
+        encoding = "zero bytes, as in UTF-16"
+    if encoding is not None:
+        raise UserError(f"{name} must be UTF-8 text; got {encoding}: convert it with iconv")
+
+
 def read_content(path: PathLike, what: str) -> bytes:
-    """The bytes of a file, decompressed if gzipped; ``what`` names its content in errors."""
+    """The bytes of a UTF-8 text, decompressed if gzipped; ``what`` names its content in errors."""
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
         raise UserError(f"{what} {os.fspath(path)} must be a regular file (it is read twice); got a pipe or device")
     try:
@@ -38,6 +56,7 @@ def read_content(path: PathLike, what: str) -> bytes:
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"cannot read {what} {os.fspath(path)}: {reason}") from error
+    check_encoding(content[:_START], f"{what} {os.fspath(path)}")
     return content.removeprefix(codecs.BOM_UTF8)
 
 

@@ -1,6 +1,8 @@
 """Raw text to the tokens of a model and back, and the card (``translation.json``) of an exported model."""
 
+import contextlib
 import importlib
+import io
 import json
 import os
 import re
@@ -156,12 +158,7 @@ class Tokenizer:
         if card.subwords == "sentencepiece":
             self._pieces = read_sentencepiece(self._file)
         elif card.subwords == "subword_nmt":
-            codes = require("subword_nmt.apply_bpe")
-            try:
-                with open(self._file, encoding="utf-8") as stream:
-                    self._bpe = codes.BPE(stream)
-            except (ValueError, SystemExit) as error:  # subword-nmt calls sys.exit
-                raise UserError(f"{self._file} must have BPE codes of subword-nmt") from error
+            self._bpe = read_bpe_codes(self._file)
         if card.moses:
             from sacremoses import MosesDetokenizer, MosesTokenizer
 
@@ -206,6 +203,17 @@ def join_pieces(processor: Any, units: Sequence[str]) -> str:
     unknown = processor.id_to_piece(processor.unk_id())
     text: str = processor.decode([unknown if unit == "<unk>" else unit for unit in units])
     return text.replace("▁", " ")  # of units that are not pieces, which fairseq-preprocess makes at no-break spaces
+
+
+def read_bpe_codes(path: PathLike) -> Any:
+    """The BPE of a file with codes of subword-nmt."""
+    codes, messages = require("subword_nmt.apply_bpe"), io.StringIO()
+    try:
+        with open(path, encoding="utf-8") as stream, contextlib.redirect_stderr(messages):
+            return codes.BPE(stream)
+    except (ValueError, SystemExit) as error:  # subword-nmt prints a message and calls sys.exit
+        reason = (messages.getvalue() or str(error)).splitlines()[0].removeprefix("Error: ")
+        raise UserError(f"{os.fspath(path)} must have BPE codes of subword-nmt ({reason})") from error
 
 
 def read_sentencepiece(path: PathLike) -> Any:

@@ -44,6 +44,14 @@ def test_both_sides_have_units_of_the_codes(tmp_path):
         read_source(path, bpe_codes=codes)
 
 
+def test_codes_of_fastbpe_are_named(tmp_path, capfd):
+    path, codes = write_bpe_model(tmp_path)
+    codes.write_text("r e 9\nre d</w> 8\n")  # with frequencies
+    error = collab("export", path, "--bpe-codes", codes, "--to", "folder", "--output", tmp_path / "out", status=1)
+    assert f"{codes} must have BPE codes of subword-nmt (invalid line 1 in BPE codes file: r e 9)" in error
+    assert "Error: invalid line" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("version", ["", "#version: 0.1\n", "#version: 0.2\n"])
 def test_the_tokenizer_of_transformers_is_left_out_if_it_would_split_differently(tmp_path, version):
     pytest.importorskip("transformers")

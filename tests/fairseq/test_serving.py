@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import resource
 import shutil
 from importlib.util import find_spec
@@ -15,6 +16,7 @@ from collab_fairseq import checkpoints
 from collab_fairseq.cli import main
 from collab_fairseq.export import folder as model_folder
 from collab_fairseq.export.source import read_source
+from collab_fairseq.scoring.references import read_lines
 from collab_fairseq.translation.tokenizer import Card, Tokenizer
 from collab_fairseq.translation.translator import batches
 from fairseq_modern.errors import UserError
@@ -93,6 +95,25 @@ def test_command_keeps_order_and_names_skipped_lines(exported, translator, trans
     assert translate(exported, f"/dev/fd/{pipe}", *FLAGS, "--scores") == (0, scores, "")
     os.close(pipe)
     assert translate(exported, tmp_path / "missing")[0] == 1
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_readers_of_text_reject_other_encodings_than_utf8(encoding, exported, translate, tmp_path, caplog):
+    text, plain = tmp_path / "text.de", tmp_path / "plain.de"
+    text.write_bytes("a red dog\nthe old cat\n".encode(encoding))
+    plain.write_text("a red dog\nthe old cat\n")
+    status, lines, messages = translate(exported, text, *FLAGS)
+    if encoding.startswith("utf-8"):
+        assert (status, lines) == translate(exported, plain, *FLAGS)[:2]
+        assert read_lines(text) == read_lines(plain)
+        return
+    message = "text.de must be UTF-8 text; got (UTF-16|UTF-32|zero bytes, as in UTF-16): convert it with iconv"
+    assert (status, lines) == (1, [])
+    assert len(re.findall(message, messages + caplog.text)) == 1
+    for words in ((text, "--reference", plain), (plain, "--reference", text)):
+        assert re.search(message, collab("score", *words, status=1))
+    with pytest.raises(UserError, match=message):
+        read_lines(text)
 
 
 def test_a_translation_is_one_line(exported, translate, monkeypatch, tmp_path):
