@@ -8,6 +8,12 @@ from typing import List, Optional
 import torch
 from torch import Tensor, nn
 
+from .transforms import is_tracing
+
+#: classes of the parameters of a plain layer: also what ``torch.func`` and FSDP put in their place
+_ORDINARY = {nn.Parameter, Tensor, type(None)}
+_FORWARD = nn.Linear.forward
+
 
 def is_seq_first(inputs: Tensor) -> bool:
     """Whether (N, T, …) is stored as (T, N, …)."""
@@ -24,23 +30,33 @@ def linear(inputs: Tensor, *layers: nn.Linear) -> List[Tensor]:
 
 
 def is_plain(layer: nn.Module) -> bool:
-    """Whether calling a layer only computes ``nn.functional.linear``: ``nn.Linear`` itself, without hooks."""
-    hooks = (
-        layer._forward_pre_hooks,
-        layer._forward_hooks,
-        layer._backward_pre_hooks,
-        layer._backward_hooks,
+    """Whether calling a layer only computes ``nn.functional.linear``, so that its weights may be read instead.
+
+    That is ``nn.Linear`` itself, with its own ``forward`` and ordinary parameters, if no hook would see the call.
+    Adapters replace ``forward``, quantization replaces the parameters by tensors of another class.
+    """
+    if type(layer) is not nn.Linear or nn.Linear.forward is not _FORWARD:
+        return False
+    own = vars(layer)  # several times faster than attributes of a module
+    parameters = own["_parameters"]  # weight and bias, unless a parametrization has replaced one
+    hooked = (
+        "forward" in own
+        or own["_forward_pre_hooks"]
+        or own["_forward_hooks"]
+        or own["_backward_pre_hooks"]
+        or own["_backward_hooks"]
+        or nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
     )
-    return type(layer) is nn.Linear and not any(hooks)
+    return not hooked and len(parameters) == 2 and {*map(type, parameters.values())} <= _ORDINARY
 
 
 def _worth_fusing(inputs: Tensor, *layers: nn.Linear) -> bool:
     """Whether one product with the concatenated weights is faster than one product per layer.
 
     Fusing also fuses the gradient of the inputs in training. In decoding, concatenating at every step would cost more
-    than it saves. Layers with hooks (quantization noise) and subclasses of ``nn.Linear`` are called as they are.
+    than it saves. Changed layers are called, and so are all layers in tracing, which has its own rules for hooks.
     """
-    if len(layers) < 2 or inputs.device.type != "cpu" or not torch.is_grad_enabled():
+    if len(layers) < 2 or inputs.device.type != "cpu" or not torch.is_grad_enabled() or is_tracing():
         return False
     return all(map(is_plain, layers))
 

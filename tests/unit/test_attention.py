@@ -4,6 +4,8 @@ import copy
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.utils import parametrize
 
 from collab_fairseq.attention import CollaborativeAttention, LatentAttention
 from collab_fairseq.attention.masks import AttentionMask, combine
@@ -84,25 +86,116 @@ class Doubled(torch.nn.Linear):
         return 2 * super().forward(inputs)
 
 
+class Doubling(torch.Tensor):
+    """As the weights of quantization: only ``linear`` itself knows what they mean."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        result = super().__torch_function__(function, types, args, kwargs or {})
+        return (2 * result).as_subclass(torch.Tensor) if function is nn.functional.linear else result
+
+
+class Double(nn.Module):
+    def forward(self, weight):
+        return 2 * weight
+
+
+def double_in_every_call(projection):
+    """A global hook."""
+    return nn.modules.module.register_module_forward_hook(
+        lambda module, _, output: 2 * output if module is projection else None
+    )
+
+
+def replace_forward(projection):
+    """As LoRA does in scripts that add adapters to a finished model."""
+    original = projection.forward
+    projection.forward = lambda inputs: 2 * original(inputs)
+
+
+def replace_weight(projection):
+    projection.bias = None
+    projection.weight = nn.Parameter(projection.weight.detach().as_subclass(Doubling))
+
+
+#: ways to double the output of a projection
+CHANGES = {
+    "none": lambda projection: None,
+    "subclass": lambda projection: setattr(projection, "__class__", Doubled),
+    "hook": lambda projection: projection.register_forward_hook(lambda _, __, output: 2 * output),
+    "pre-hook": lambda projection: projection.register_forward_pre_hook(lambda _, args: (2 * args[0],)),
+    "global-hook": double_in_every_call,
+    "forward": replace_forward,
+    "weight": replace_weight,
+    "parametrization": lambda projection: parametrize.register_parametrization(projection, "weight", Double()),
+    "class": lambda projection: None,
+}
+
+
 @pytest.mark.parametrize(
-    ("attention_type", "name"), [("latent", "k_proj"), ("latent", "v_proj"), ("collaborative", "v_proj")]
+    ("attention_type", "name"),
+    [("latent", "k_proj"), ("latent", "v_proj"), ("collaborative", "v_proj"), ("standard", "q_proj")],
 )
-@pytest.mark.parametrize("change", ["subclass", "hook", "pre-hook", "none"])
-def test_changed_projections_are_called(attention_type, name, change):
-    """Their weights are not fused, nor absorbed in evaluation. Training never absorbs weights."""
-    layer = build(attention_type, "cross")
-    query, key, value = inputs("cross")
-    before = layer(query, key, value)[0]
+@pytest.mark.parametrize("change", CHANGES)
+def test_changed_projections_are_called(attention_type, name, change, monkeypatch):
+    """Their weights are neither fused in training nor absorbed in evaluation; compared with doubled weights."""
+    layer = build(attention_type)
     projection = layer.get_submodule(name)
-    if change == "subclass":
-        projection.__class__ = Doubled
-    elif change == "hook":
-        projection.register_forward_hook(lambda _, __, output: 2 * output)
-    elif change == "pre-hook":
-        projection.register_forward_pre_hook(lambda _, args: (2 * args[0],))
-    after, in_training = (layer.train(training)(query, key, value)[0] for training in (False, True))
-    assert (after - in_training).abs().max() < FLOAT64
-    assert bool((after - before).abs().max() > 1e-2) is (change != "none")
+    with torch.no_grad():
+        projection.bias.zero_()
+    query = inputs("self")[0].requires_grad_()
+    before = layer(query, query, query)[0]
+    doubled = copy.deepcopy(layer)
+    with torch.no_grad():
+        doubled.get_submodule(name).weight.mul_(2)
+    expected = doubled(query, query, query)[0]
+    handle = CHANGES[change](projection)
+    if change == "class":
+        forward = nn.Linear.forward
+        monkeypatch.setattr(nn.Linear, "forward", lambda self, x: forward(self, x) * (1 + (self is projection)))
+    for training in (False, True):
+        for gradients in (False, True):
+            with torch.set_grad_enabled(gradients):
+                after = layer.train(training)(query, query, query)[0]
+            assert (after - (before if change == "none" else expected)).abs().max() < FLOAT64
+    if change == "global-hook":
+        handle.remove()
+    assert (expected - before).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("name", ["collaborative", "standard", "latent"])
+def test_adapters_in_all_projections_get_gradients(name):
+    """LoRA, which replaces ``forward``; compared with a layer whose weights contain the products."""
+    layer, query = build(name), inputs("self")[0]
+    merged, factors = copy.deepcopy(layer), []
+    for part in ("q_proj", "k_proj", "v_proj"):
+        projection = layer.get_submodule(part)
+        up, down = (torch.randn(size, 2, dtype=torch.float64).requires_grad_() for size in projection.weight.shape)
+        projection.forward = lambda x, call=projection.forward, up=up, down=down: call(x) + x @ down @ up.T
+        merged_projection = merged.get_submodule(part)
+        weight = merged_projection.weight.detach() + up @ down.T
+        del merged_projection.weight
+        merged_projection.weight = weight
+        factors += [up, down]
+    for training in (False, True):
+        actual, correct = (each.train(training)(query, query, query)[0] for each in (layer, merged))
+        assert (actual - correct).abs().max() < FLOAT64
+        gradients, expected = (
+            torch.autograd.grad(y.square().sum(), factors, retain_graph=True) for y in (actual, correct)
+        )
+        for one, other in zip(gradients, expected, strict=True):
+            assert (one - other).abs().max() < 1e-10 < other.abs().max()
+
+
+@pytest.mark.parametrize("name", ["collaborative", "standard", "latent"])
+def test_plain_projections_of_one_input_are_fused(name):
+    """Control for the tests above: in training, one product computes them."""
+    layer, query, called = build(name), inputs("self")[0], []
+    original = nn.functional.linear
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nn.functional, "linear", lambda *args: called.append(args) or original(*args))
+        layer.train()(query, query, query)
+    assert len(called) == (3 if name == "latent" else 2)
 
 
 @pytest.mark.parametrize("tracing", [False, True])
