@@ -19,6 +19,17 @@ from .layer import AttentionLayer
 from .mixing import INITIAL_MIXING, initial_mixing
 
 
+def _like(parameter: Tensor, values: Tensor) -> Tensor:
+    """The values, sharded over processes if the parameter is."""
+    mesh = getattr(parameter, "device_mesh", None)
+    if mesh is None:
+        return values
+    from torch.distributed.tensor import DTensor, distribute_tensor  # slow to import
+
+    assert isinstance(parameter, DTensor)
+    return distribute_tensor(values, mesh, parameter.placements)
+
+
 class CollaborativeAttention(AttentionLayer):
     """Attention whose heads re-weight shared query and key dimensions::
 
@@ -141,7 +152,7 @@ class CollaborativeAttention(AttentionLayer):
             raise ValueError(f"mixing must have shape {tuple(self.mixing.shape)}; got {tuple(matrix.shape)}")
         if not self.mixing.is_meta:
             with torch.no_grad():
-                self.mixing.copy_(matrix / self._mixing_lr_multiplier)
+                self.mixing.copy_(_like(self.mixing, matrix / self._mixing_lr_multiplier))
         if self.content_bias is not None:
             nn.init.zeros_(self.content_bias)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .attention_type import Flag
 from .cache import Attended, KeyValue
 from .factors import ReparamError, ScoreWeights
-from .projections import is_plain, linear
+from .projections import is_plain, linear, uninitialized
 from .standard import StandardAttention
 from .transforms import is_tracing
 
@@ -56,7 +56,7 @@ class LatentAttention(StandardAttention):
         if self.kdim != self.vdim:
             raise ValueError(f"kdim and vdim must be equal with latent heads; got {self.kdim} and {self.vdim}")
         self.latent_dim = self.k_proj.in_features
-        self.latent_proj = nn.Linear(self.kdim, self.latent_dim, bias=False)
+        self.latent_proj = uninitialized(self.kdim, self.latent_dim, bias=False)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()

@@ -10,7 +10,7 @@ from .attention_type import AttentionType, check_groups
 from .cache import Attended, KeyValue, repeat_kv
 from .kernels import check_name
 from .masks import AttentionMask, combine, multiply_heads
-from .projections import is_seq_first, linear
+from .projections import is_seq_first, linear, uninitialized
 
 #: see :meth:`AttentionLayer.reset_parameters`
 INITS = ("default", "authors")
@@ -110,25 +110,27 @@ class AttentionLayer(AttentionType, nn.Module):
         self.scale = float(head_dim**-0.5 if scale is None else scale)
         self.hook: Optional[Callable[..., Attended]] = None
 
-        def projection(inputs: int, outputs: int, has_bias: Optional[bool]) -> nn.Linear:
-            return nn.Linear(inputs, outputs, bias=bias if has_bias is None else has_bias)
-
-        # created in this order, the projections draw the same random numbers as in fairseq's MultiheadAttention
-        self.k_proj = projection(source_dim or self.kdim, key_dim * self.key_heads // num_heads, key_bias)
-        self.v_proj = projection(source_dim or self.vdim, self.value_heads * head_dim, value_bias)
-        self.q_proj = projection(embed_dim, key_dim, query_bias)
-        self.out_proj = projection(num_heads * head_dim, embed_dim, out_bias)
+        biases = [bias if each is None else each for each in (key_bias, value_bias, query_bias, out_bias)]
+        # in this order, the projections draw the same random numbers as in fairseq's MultiheadAttention
+        self.k_proj = uninitialized(source_dim or self.kdim, key_dim * self.key_heads // num_heads, biases[0])
+        self.v_proj = uninitialized(source_dim or self.vdim, self.value_heads * head_dim, biases[1])
+        self.q_proj = uninitialized(embed_dim, key_dim, biases[2])
+        self.out_proj = uninitialized(num_heads * head_dim, embed_dim, biases[3])
 
     def reset_parameters(self) -> None:
-        """Xavier weights, output bias zero.
+        """Set all parameters to initial values: Xavier weights, biases as in ``nn.Linear``, output bias zero.
 
         The gain of the query, key and value weights is 1/√2 if all inputs are as wide as the layer, otherwise 1. With
-        ``init="authors"`` it is also 1 if the key dimension differs from that width.
+        ``init="authors"`` it is also 1 if the key dimension differs from that width. A seed gives the same values as a
+        new layer, also after a start on torch's meta device (``to_empty``), and with FSDP2.
         """
         widths = {self.embed_dim, self.kdim, self.vdim}
         if self.init == "authors":
             widths.add(self.key_dim)
         gain = 1 / math.sqrt(2) if len(widths) == 1 else 1.0
+        for child in self.children():
+            if isinstance(child, nn.Linear):
+                child.reset_parameters()
         for projection in (self.k_proj, self.v_proj, self.q_proj):
             nn.init.xavier_uniform_(projection.weight, gain=gain)
         nn.init.xavier_uniform_(self.out_proj.weight)

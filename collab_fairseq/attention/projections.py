@@ -20,6 +20,15 @@ def is_seq_first(inputs: Tensor) -> bool:
     return inputs.stride(0) < inputs.stride(1)
 
 
+def uninitialized(inputs: int, outputs: int, bias: bool) -> nn.Linear:
+    """A projection whose ``reset_parameters`` has yet to be called: drawing twice would change the random numbers."""
+    device = torch.get_default_device()
+    layer: nn.Linear = nn.utils.skip_init(  # type: ignore[no-untyped-call]
+        nn.Linear, inputs, outputs, bias=bias, device=device
+    )
+    return layer
+
+
 def linear(inputs: Tensor, *layers: nn.Linear) -> List[Tensor]:
     """Apply each layer to the inputs (N, T, E). The outputs (N, T, ·) have the memory order of the inputs."""
     transposed = is_seq_first(inputs)

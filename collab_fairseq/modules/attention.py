@@ -55,9 +55,24 @@ class IncrementalAttention(FairseqIncrementalState):
         for projection in list(self.children()):
             if isinstance(projection, torch.nn.Linear):
                 quant_noise(projection, noise, noise_block)
-        mask = torch.tensor([float(head not in masked) for head in range(self.num_heads)]) if masked else None
-        self.register_buffer("head_multiplier", mask, persistent=False)
+        self._masked = tuple(masked)
+        self.register_buffer("head_multiplier", torch.empty(self.num_heads) if masked else None, persistent=False)
+        self._reset_mask()
         self.head_gates = HeadGates(self.num_heads, gates) if gates is not None else None
+
+    def reset_parameters(self) -> None:
+        """The initial parameters of the layer and its gates, and the initial mask of heads."""
+        super().reset_parameters()
+        if "head_multiplier" not in self._buffers:  # the layer is being built
+            return
+        self._reset_mask()
+        if self.head_gates is not None:
+            self.head_gates.reset_parameters()
+
+    def _reset_mask(self) -> None:
+        if self._masked and self.head_multiplier is not None:
+            mask = torch.tensor([float(head not in self._masked) for head in range(self.num_heads)])
+            self.head_multiplier.copy_(mask)
 
     def multiplier(self) -> Optional[Tensor]:
         """Factor on the heads' outputs, from mask and gates, or None."""

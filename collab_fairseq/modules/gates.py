@@ -34,7 +34,12 @@ class HeadGates(nn.Module):
     def __init__(self, num_heads: int, init: float) -> None:
         super().__init__()
         self.init = init
-        self.log_alpha = nn.Parameter(torch.full((num_heads,), float(init)))
+        self.log_alpha = nn.Parameter(torch.empty(num_heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The initial log α of every head."""
+        nn.init.constant_(self.log_alpha, self.init)
 
     def forward(self) -> Tensor:
         """Gates (H), at least float32: in [0, 1] in training, 0 or 1 in evaluation."""

@@ -54,6 +54,24 @@ def test_presets_have_fairseqs_sizes_which_flags_override(arch, builder, flags):
         assert ours.dropout_module.p == theirs.dropout_module.p
 
 
+def test_reset_parameters_gives_the_attention_of_a_new_model():
+    """With gates and masked heads, after the meta device."""
+    flags = {**SMALL, "key_dim": 6, "head_gates": "encoder", "head_gates_init": 1.5, "mask_heads": "E:1:2 D:2:1"}
+    layers = attention_layers(build(**flags))
+    with torch.device("meta"):
+        model = build(**flags)
+    for layer_id, layer in attention_layers(model.to_empty(device="cpu")).items():
+        for attention in (layer, layers[layer_id]):
+            torch.manual_seed(1)
+            attention.reset_parameters()
+        expected = dict([*layers[layer_id].named_parameters(), *layers[layer_id].named_buffers()])
+        actual = dict([*layer.named_parameters(), *layer.named_buffers()])
+        assert same_model(actual, expected)
+        assert ("head_gates.log_alpha" in actual) == layer_id.startswith("encoder")
+    assert layers["decoder.1"].head_multiplier.tolist() == [0, 1]
+    assert layers["encoder.0"].head_gates.log_alpha.tolist() == [1.5, 1.5]
+
+
 @pytest.mark.parametrize("heads", ["none", "encoder", "cross", "decoder", "decoder_encoder", "cross_decoder_encoder"])
 def test_each_site_is_standard_or_collaborative(heads):
     model = build(**SMALL, collaborative_heads=heads, key_dim=6)

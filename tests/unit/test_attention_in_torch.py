@@ -5,7 +5,9 @@ from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 from collab_fairseq.attention import CollaborativeAttention, GroupedAttention, LatentAttention, StandardAttention
 from tests.common import FLOAT64
@@ -46,6 +48,52 @@ def test_blocks_at_full_key_dimension_equal_torchs_multihead_attention(cls, opti
             actual = ours(query, memory, memory, **arguments, average_attn_weights=average)
             assert (actual[0] - expected[0]).abs().max() < FLOAT64
             assert (actual[1] - expected[1]).abs().max() < FLOAT64
+
+
+@pytest.fixture
+def one_process(tmp_path):
+    """A device mesh of one process."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield dist.device_mesh.init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+INITIAL = [
+    partial(CollaborativeAttention, E, H, 5, content_bias=True),
+    partial(CollaborativeAttention, E, H, 5, mixing="blocks", mixing_lr_multiplier=8.0),
+    partial(CollaborativeAttention, E, H, 5, mixing=torch.arange(15.0).view(3, 5)),
+    partial(StandardAttention, E, H, query_bias=False),
+    partial(GroupedAttention, E, H, kv_heads=1),
+    partial(LatentAttention, E, H, kv_latent_dim=4),
+]
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.filterwarnings("ignore:DTensor random operators")
+def test_reset_parameters_after_the_meta_device_gives_a_new_layer(sharded, one_process):
+    """As large models start, also sharded with FSDP2; and so it does for a trained layer."""
+    for build_layer in INITIAL:
+        torch.manual_seed(3)
+        new = build_layer()
+        with torch.device("meta"):
+            layer = build_layer()
+        if sharded:
+            fully_shard(layer, mesh=one_process)
+        layer.to_empty(device="cpu")
+        for seed in (3, 4):
+            with torch.no_grad():
+                for parameter in layer.parameters():
+                    parameter.fill_(float("nan"))
+            torch.manual_seed(seed)
+            layer.reset_parameters()
+            parameters = {name: p.full_tensor() if sharded else p for name, p in layer.named_parameters()}
+            same = [name for name, p in new.named_parameters() if torch.equal(parameters[name], p)]
+            if seed == 3:
+                assert same == [name for name, _ in new.named_parameters()]
+        # control: what does not depend on the seed
+        assert set(same) <= {"out_proj.bias", "content_bias", "mixing"}
+        x = torch.randn(2, T, E)
+        assert torch.isfinite(layer(x, x, x)[0]).all()
 
 
 def encoder_layer(layer, x, arguments):
