@@ -65,8 +65,8 @@ class CollaborativeAttention(AttentionLayer):
             ``query_bias``, ``key_bias``, ``value_bias``, ``out_bias``: see :class:`.AttentionLayer`.
 
     Parameters: ``q_proj`` (D̃k, E), ``k_proj`` (D̃k, kdim), ``v_proj`` (G·dv, vdim), ``out_proj`` (E, H·dv), ``mixing``
-    (H, D̃k), ``content_bias`` (H, kdim) or None. A state dict may contain the ``scale`` of the layer that it was saved
-    from; ``mixing`` and ``content_bias`` are then multiplied by the ratio of that scale and this layer's.
+    (H, D̃k), ``content_bias`` (H, kdim) or None. Loading a state dict of a layer with a different scale or multiplier
+    multiplies the last two, so that the function is the same.
     """
 
     type_name, collaborative = "collaborative", True
@@ -107,6 +107,7 @@ class CollaborativeAttention(AttentionLayer):
         ),
     )
 
+    _scaled = ("mixing", "content_bias")
     content_bias: Optional[Tensor]
 
     def __init__(
@@ -155,14 +156,6 @@ class CollaborativeAttention(AttentionLayer):
                 self.mixing.copy_(_like(self.mixing, matrix / self._mixing_lr_multiplier))
         if self.content_bias is not None:
             nn.init.zeros_(self.content_bias)
-
-    def _load_from_state_dict(self, state_dict: Dict[str, Any], prefix: str, *rest: Any) -> None:
-        scale = state_dict.pop(prefix + "scale", None)
-        if scale is not None:
-            for name in (prefix + "mixing", prefix + "content_bias"):
-                if name in state_dict:
-                    state_dict[name] = state_dict[name] * (float(scale) / self.scale)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def summary(self) -> str:
         content = " and content biases" if self.content_bias is not None else ""

@@ -1,7 +1,7 @@
 """The base of all attention layers: projections, masks, beams, the output, and the calls that models use."""
 
 import math
-from typing import Any, Callable, Optional, Tuple, Union
+from typing import Any, Callable, ClassVar, Dict, List, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,13 @@ class _NoFastPath:
         return NotImplemented
 
 
+def _is_rounded(number: float, exact: float) -> bool:
+    """Whether a number is equal to another, or became different only when a state dict was rounded or averaged."""
+    value = torch.tensor(exact, dtype=torch.float64, device="cpu")
+    dtypes = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+    return any(math.isclose(number, float(value.to(dtype)), rel_tol=1e-6) for dtype in dtypes)
+
+
 class AttentionLayer(AttentionType, nn.Module):
     """Base of all attention types, which :data:`.attention_types.ATTENTION_TYPES` lists.
 
@@ -50,6 +57,9 @@ class AttentionLayer(AttentionType, nn.Module):
         init: ``default``, or ``authors`` as in the code of Cordonnier, Loukas, Jaggi (2020): see
             :meth:`reset_parameters`.
 
+    A state dict contains the number of heads and the scale. Loading it into a layer with a different scale multiplies
+    the queries, so that the function is the same; a different number of heads raises an error.
+
     Attributes:
         hook: None, or a function that analyses call instead of ``_head_outputs``, with the original method as first
             argument: ``hook(compute, query, entry, mask, dropout, need_weights)``.
@@ -63,6 +73,8 @@ class AttentionLayer(AttentionType, nn.Module):
     in_proj_bias = None
     in_proj_weight = _NoFastPath()
     _qkv_same_embed_dim = False
+    #: parameters to which the scores are proportional
+    _scaled: ClassVar[Tuple[str, ...]] = ("q_proj.weight", "q_proj.bias")
 
     def __init__(
         self,
@@ -136,6 +148,33 @@ class AttentionLayer(AttentionType, nn.Module):
         nn.init.xavier_uniform_(self.out_proj.weight)
         if self.out_proj.bias is not None:
             nn.init.zeros_(self.out_proj.bias)
+
+    def get_extra_state(self) -> Tensor:
+        """What a state dict needs besides parameters: number of heads and scale, (2), in float64."""
+        return torch.tensor([self.num_heads, self.scale], dtype=torch.float64, device="cpu")
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Dict[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: List[str],
+        unexpected_keys: List[str],
+        error_msgs: List[str],
+    ) -> None:
+        extra_state = state_dict.pop(prefix + "_extra_state", None)  # former versions and fairseq's models have none
+        if extra_state is not None:
+            heads, scale = extra_state.tolist()
+            if heads != self.num_heads:
+                error_msgs.append(f"{prefix}num_heads must be {heads:.0f}, as in the state dict; got {self.num_heads}")
+            elif not _is_rounded(scale, self.scale):
+                for name in self._scaled:
+                    if prefix + name in state_dict:
+                        state_dict[prefix + name] = state_dict[prefix + name] * (scale / self.scale)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
 
     def _finish(self, kernel: str, device: Optional[torch.device], dtype: Optional[torch.dtype]) -> None:
         """The end of the ``__init__`` of a subclass, when all parameters exist."""

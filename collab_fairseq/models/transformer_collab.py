@@ -242,8 +242,8 @@ class TransformerCollabModel(TransformerModelBase):
         if not any(name.endswith(".mixing") for name in parameters):
             return
         layers = attention_layers(self)
-        scales = {layer_id: layer.scale for layer_id, layer in checkpoint_layers(state).items()}
-        if all(layers[layer_id].scale == scale for layer_id, scale in scales.items() if layer_id in layers):
+        saved_layers = checkpoint_layers(state)
+        if all(layers[layer_id].scale == layer.scale for layer_id, layer in saved_layers.items() if layer_id in layers):
             return
         previous, current = model_config(state).get("mixing_lr_multiplier", 1.0), self.args.mixing_lr_multiplier
         if state.get("last_optimizer_state") and not reset_optimizer:
@@ -261,8 +261,8 @@ class TransformerCollabModel(TransformerModelBase):
         extra_state = state.get("extra_state") or {}
         averages = extra_state.get("ema") or {}
         extra_state.pop("ema_fp32_params", None)  # with the former scales; fairseq then copies the rescaled averages
-        for layer_id, scale in scales.items():
+        for layer_id, layer in saved_layers.items():
             prefix = parameter_prefix(layer_id)
             for saved in (parameters, averages):
                 if prefix + "mixing" in saved:
-                    saved[prefix + "scale"] = torch.tensor(scale, dtype=torch.float64)
+                    saved[prefix + "_extra_state"] = layer.get_extra_state()

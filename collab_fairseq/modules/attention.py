@@ -36,6 +36,8 @@ class IncrementalAttention(FairseqIncrementalState):
             model in memory, or to compute the gradient with respect to a mask. It is not saved.
     """
 
+    # a checkpoint has the names of fairseq's parameters, and its settings contain numbers of heads and scales
+    get_extra_state = torch.nn.Module.get_extra_state
     # splits the fused projections of old checkpoints
     upgrade_state_dict_named = MultiheadAttention.upgrade_state_dict_named
 

@@ -82,7 +82,7 @@ def checkpoint_layers(state: Mapping[str, Any]) -> Dict[str, AttentionLayer]:
                 break
             layer = uninitialized_layer(settings, site, shapes.get(layer_id))
             tensors = {}
-            for name, expected in layer.state_dict().items():
+            for name, expected in layer.named_parameters():
                 tensor = parameters.get(prefix + name)
                 if tensor is None:
                     raise ConfigurationError(f"the checkpoint has no {prefix}{name}")

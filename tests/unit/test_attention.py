@@ -187,6 +187,81 @@ def test_adapters_in_all_projections_get_gradients(name):
             assert (one - other).abs().max() < 1e-10 < other.abs().max()
 
 
+def saved_to_a_file(state, tmp_path):
+    torch.save(state, tmp_path / "state.pt")
+    return torch.load(tmp_path / "state.pt", weights_only=True)
+
+
+#: what users make of a state dict, and the rounding error
+STATES = {
+    "same": (lambda state, _: state, FLOAT64),
+    "file": (saved_to_a_file, FLOAT64),
+    "average": (lambda state, _: {name: (0.3 * x + 0.3 * x + 0.4 * x) for name, x in state.items()}, FLOAT64),
+    "half": (lambda state, _: {name: x.half() for name, x in state.items()}, 0.02),
+    "bfloat16": (lambda state, _: {name: x.bfloat16() for name, x in state.items()}, 0.1),
+}
+
+
+@pytest.mark.parametrize("form", STATES)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("collaborative-content", {"mixing_lr_multiplier": 8.0}),
+        ("collaborative", {"mixing_lr_multiplier": 0.3, "scale": 0.7}),
+        ("standard", {"scale": 0.31}),
+        ("grouped", {"scale": 0.31}),
+        ("latent", {"scale": 0.31}),
+        ("collaborative", {}),
+    ],
+)
+def test_a_state_dict_gives_the_same_function_in_a_layer_with_another_scale(name, options, form, tmp_path):
+    """Compared with the reference, with the scale of the layer that was saved."""
+    query, key, value = inputs("cross")
+    change, tolerance = STATES[form]
+    plain, scaled = build(name, "cross"), build(name, "cross", **options)
+    for saved, other in ((plain, scaled), (scaled, plain), (scaled, scaled)):
+        expected = reference(saved, query, key, value, {}).output
+        layer = copy.deepcopy(other)
+        for parameter in layer.parameters():
+            nn.init.zeros_(parameter)
+        layer.load_state_dict(change(saved.state_dict(), tmp_path), strict=True)
+        assert (layer(query, key, value)[0] - expected).abs().max() < tolerance
+        # the entry is not a parameter: assigned, and with torch.func
+        layer.load_state_dict(saved.state_dict(), assign=True)
+        assert (layer(query, key, value)[0] - expected).abs().max() < FLOAT64
+        called = torch.func.functional_call(saved, saved.state_dict(), (query, key, value))[0]
+        assert (called - expected).abs().max() < FLOAT64
+        # state dicts of former versions do not have it
+        former = {name: x for name, x in saved.state_dict().items() if name != "_extra_state"}
+        layer.load_state_dict(former, strict=True)
+        assert all(torch.equal(tensor, layer.get_parameter(parameter)) for parameter, tensor in former.items())
+        same = (layer(query, key, value)[0] - expected).abs().max() < FLOAT64
+        assert same == (saved.scale == other.scale)  # control
+
+
+def test_a_state_dict_in_a_layer_of_the_same_scale_is_loaded_bit_for_bit():
+    """Also after a detour through half precision, which rounds the scale."""
+    layer = build("collaborative-content", mixing_lr_multiplier=0.3, dtype=torch.float32)
+    state = {name: x.half().float() for name, x in layer.state_dict().items()}
+    assert state["_extra_state"][1] != layer.scale
+    layer.load_state_dict(state)
+    for name, parameter in layer.named_parameters():
+        assert torch.equal(parameter, state[name])
+
+
+@pytest.mark.parametrize("name", ["standard", "latent-wide", "grouped"])
+def test_a_state_dict_of_another_number_of_heads_is_rejected(name):
+    """The shapes of standard heads do not tell it."""
+    options = {"kv_heads": 1} if name == "grouped" else {}
+    layer = build(name, num_heads=4, **({"kv_heads": 2} if name == "grouped" else {}))
+    other = build(name, num_heads=2, **options)
+    assert {k: p.shape for k, p in layer.named_parameters()} == {k: p.shape for k, p in other.named_parameters()}
+    encoder = nn.Sequential(nn.Linear(2, 2), other)
+    state = {**nn.Linear(2, 2).state_dict(prefix="0."), **layer.state_dict(prefix="1.")}
+    with pytest.raises(RuntimeError, match=r"1\.num_heads must be 4, as in the state dict; got 2"):
+        encoder.load_state_dict(state)
+
+
 @pytest.mark.parametrize("name", ["collaborative", "standard", "latent"])
 def test_plain_projections_of_one_input_are_fused(name):
     """Control for the tests above: in training, one product computes them."""
