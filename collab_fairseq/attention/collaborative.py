@@ -15,7 +15,7 @@ from .attention_type import Flag
 from .cache import Attended, KeyValue
 from .factors import HeadFactors, HeadMaps, ScoreWeights, affine
 from .kernels import COLLABORATIVE, attend_collaborative
-from .layer import AttentionLayer
+from .layer import AttentionLayer, named_after_key_dim
 from .mixing import INITIAL_MIXING, initial_mixing
 
 
@@ -60,9 +60,7 @@ class CollaborativeAttention(AttentionLayer):
             decay is not multiplied, and the squared gradient norm of ``mixing`` is c² times larger.
         kernel: ``auto`` or a name in :data:`.kernels.COLLABORATIVE`; ``bmm`` for second derivatives, which raise an
             error with ``head_loop`` and with torch's fused attention (``sdpa``).
-        device, dtype: of the parameters.
-        options: ``kdim``, ``vdim``, ``head_dim``, ``value_heads``, ``dropout``, ``scale``, ``init``, ``bias``,
-            ``query_bias``, ``key_bias``, ``value_bias``, ``out_bias``: see :class:`.AttentionLayer`.
+        others: see :class:`.AttentionLayer`. They must be named.
 
     Parameters: ``q_proj`` (D̃k, E), ``k_proj`` (D̃k, kdim), ``v_proj`` (G·dv, vdim), ``out_proj`` (E, H·dv), ``mixing``
     (H, D̃k), ``content_bias`` (H, kdim) or None. Loading a state dict of a layer with a different scale or multiplier
@@ -110,31 +108,73 @@ class CollaborativeAttention(AttentionLayer):
     _scaled = ("mixing", "content_bias")
     content_bias: Optional[Tensor]
 
+    @named_after_key_dim
     def __init__(
         self,
         embed_dim: int,
         num_heads: int,
         key_dim: Optional[int] = None,
         *,
+        kdim: Optional[int] = None,
+        vdim: Optional[int] = None,
+        dropout: float = 0.0,
+        bias: bool = True,
         content_bias: bool = False,
         mixing: Union[str, Tensor] = "xavier",
         mixing_lr_multiplier: float = 1.0,
+        head_dim: Optional[int] = None,
+        value_heads: Optional[int] = None,
+        query_bias: Optional[bool] = None,
+        key_bias: Optional[bool] = None,
+        value_bias: Optional[bool] = None,
+        out_bias: Optional[bool] = None,
+        scale: Optional[float] = None,
+        init: str = "default",
         kernel: str = "auto",
+        batch_first: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
         device: Optional[torch.device] = None,
         dtype: Optional[torch.dtype] = None,
-        **options: Any,
     ) -> None:
-        super().__init__(embed_dim, num_heads, key_dim, **options)
-        if self.init == "authors" and isinstance(mixing, str) and mixing != "xavier":
-            raise ValueError(f"mixing must be xavier with init authors, as in the authors' code; got {mixing}")
         if not 0 < mixing_lr_multiplier < math.inf:
             raise ValueError(f"mixing_lr_multiplier must be positive; got {mixing_lr_multiplier}")
-        self.scale *= mixing_lr_multiplier
-        self._initial_mixing, self._mixing_lr_multiplier = mixing, mixing_lr_multiplier
-        self.mixing = nn.Parameter(torch.empty(num_heads, self.key_dim))
+        # before the other arguments, which are complete when _build is called
+        self._initial_mixing = mixing.detach() if isinstance(mixing, Tensor) else mixing
+        self._mixing_lr_multiplier, self._has_content_bias = mixing_lr_multiplier, content_bias
+        super().__init__(
+            embed_dim,
+            num_heads,
+            key_dim,
+            kdim=kdim,
+            vdim=vdim,
+            head_dim=head_dim,
+            value_heads=value_heads,
+            dropout=dropout,
+            bias=bias,
+            query_bias=query_bias,
+            key_bias=key_bias,
+            value_bias=value_bias,
+            out_bias=out_bias,
+            scale=scale,
+            init=init,
+            kernel=kernel,
+            batch_first=batch_first,
+            add_bias_kv=add_bias_kv,
+            add_zero_attn=add_zero_attn,
+            device=device,
+            dtype=dtype,
+        )
+
+    def _build(self) -> None:
+        mixing = self._initial_mixing
+        if self.init == "authors" and isinstance(mixing, str) and mixing != "xavier":
+            raise ValueError(f"mixing must be xavier with init authors, as in the authors' code; got {mixing}")
+        self.scale *= self._mixing_lr_multiplier
+        self.mixing = nn.Parameter(torch.empty(self.num_heads, self.key_dim))
         # not registered as a None parameter: fairseq takes those of several layers for one shared parameter
-        self.content_bias = nn.Parameter(torch.empty(num_heads, self.kdim)) if content_bias else None
-        self._finish(kernel, device, dtype)
+        content_bias = nn.Parameter(torch.empty(self.num_heads, self.kdim)) if self._has_content_bias else None
+        self.content_bias = content_bias
 
     @classmethod
     def arguments(cls, settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> Dict[str, Any]:

@@ -4,9 +4,12 @@ Ainslie et al. (2023), https://arxiv.org/abs/2305.13245; with one group: Shazeer
 https://arxiv.org/abs/1911.02150.
 """
 
-from typing import Any, Optional
+from typing import Optional
+
+import torch
 
 from .attention_type import Flag, check_groups
+from .layer import named_after_key_dim
 from .standard import StandardAttention
 
 
@@ -35,8 +38,54 @@ class GroupedAttention(StandardAttention):
         ),
     )
 
+    @named_after_key_dim
     def __init__(
-        self, embed_dim: int, num_heads: int, key_dim: Optional[int] = None, *, kv_heads: int, **options: Any
+        self,
+        embed_dim: int,
+        num_heads: int,
+        key_dim: Optional[int] = None,
+        *,
+        kv_heads: int,
+        kdim: Optional[int] = None,
+        vdim: Optional[int] = None,
+        head_dim: Optional[int] = None,
+        dropout: float = 0.0,
+        bias: bool = True,
+        query_bias: Optional[bool] = None,
+        key_bias: Optional[bool] = None,
+        value_bias: Optional[bool] = None,
+        out_bias: Optional[bool] = None,
+        scale: Optional[float] = None,
+        init: str = "default",
+        kernel: str = "auto",
+        batch_first: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        device: Optional[torch.device] = None,
+        dtype: Optional[torch.dtype] = None,
     ) -> None:
         check_groups("kv_heads", kv_heads, num_heads)
-        super().__init__(embed_dim, num_heads, key_dim, value_heads=kv_heads, key_heads=kv_heads, **options)
+        super().__init__(
+            embed_dim,
+            num_heads,
+            key_dim,
+            value_heads=kv_heads,
+            key_heads=kv_heads,
+            kdim=kdim,
+            vdim=vdim,
+            head_dim=head_dim,
+            dropout=dropout,
+            bias=bias,
+            query_bias=query_bias,
+            key_bias=key_bias,
+            value_bias=value_bias,
+            out_bias=out_bias,
+            scale=scale,
+            init=init,
+            kernel=kernel,
+            batch_first=batch_first,
+            add_bias_kv=add_bias_kv,
+            add_zero_attn=add_zero_attn,
+            device=device,
+            dtype=dtype,
+        )

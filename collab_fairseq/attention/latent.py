@@ -3,7 +3,7 @@
 DeepSeek-AI (2024), "DeepSeek-V2", https://arxiv.org/abs/2405.04434, section 2.1; queries are not compressed.
 """
 
-from typing import Any, List, Optional, Tuple
+from typing import List, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from .attention_type import Flag
 from .cache import Attended, KeyValue
 from .factors import ReparamError, ScoreWeights
+from .layer import named_after_key_dim
 from .projections import is_plain, linear, uninitialized
 from .standard import StandardAttention
 from .transforms import is_tracing
@@ -45,14 +46,60 @@ class LatentAttention(StandardAttention):
         ),
     )
 
+    @named_after_key_dim
     def __init__(
-        self, embed_dim: int, num_heads: int, key_dim: Optional[int] = None, *, kv_latent_dim: int, **options: Any
+        self,
+        embed_dim: int,
+        num_heads: int,
+        key_dim: Optional[int] = None,
+        *,
+        kv_latent_dim: int,
+        kdim: Optional[int] = None,
+        vdim: Optional[int] = None,
+        head_dim: Optional[int] = None,
+        dropout: float = 0.0,
+        bias: bool = True,
+        query_bias: Optional[bool] = None,
+        key_bias: Optional[bool] = None,
+        value_bias: Optional[bool] = None,
+        out_bias: Optional[bool] = None,
+        scale: Optional[float] = None,
+        init: str = "default",
+        kernel: str = "auto",
+        batch_first: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        device: Optional[torch.device] = None,
+        dtype: Optional[torch.dtype] = None,
     ) -> None:
         if kv_latent_dim < 1:
             raise ValueError(f"kv_latent_dim must be positive; got {kv_latent_dim}")
-        super().__init__(embed_dim, num_heads, key_dim, source_dim=kv_latent_dim, **options)
+        super().__init__(
+            embed_dim,
+            num_heads,
+            key_dim,
+            source_dim=kv_latent_dim,
+            kdim=kdim,
+            vdim=vdim,
+            head_dim=head_dim,
+            dropout=dropout,
+            bias=bias,
+            query_bias=query_bias,
+            key_bias=key_bias,
+            value_bias=value_bias,
+            out_bias=out_bias,
+            scale=scale,
+            init=init,
+            kernel=kernel,
+            batch_first=batch_first,
+            add_bias_kv=add_bias_kv,
+            add_zero_attn=add_zero_attn,
+            device=device,
+            dtype=dtype,
+        )
 
     def _build(self) -> None:
+        super()._build()
         if self.kdim != self.vdim:
             raise ValueError(f"kdim and vdim must be equal with latent heads; got {self.kdim} and {self.vdim}")
         self.latent_dim = self.k_proj.in_features

@@ -1,7 +1,8 @@
 """The base of all attention layers: projections, masks, beams, the output, and the calls that models use."""
 
+import functools
 import math
-from typing import Any, Callable, ClassVar, Dict, List, Optional, Tuple, Union
+from typing import Any, Callable, ClassVar, Dict, List, Optional, Tuple, TypeVar, Union, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,25 @@ from .projections import is_seq_first, linear, uninitialized
 
 #: see :meth:`AttentionLayer.reset_parameters`
 INITS = ("default", "authors")
+
+
+_Init = TypeVar("_Init", bound=Callable[..., None])
+
+
+def named_after_key_dim(init: _Init) -> _Init:
+    """Explain, for the ``__init__`` of a layer, that arguments after ``key_dim`` must be named."""
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        if len(args) > 3:
+            given = ", ".join(map(repr, args))
+            raise TypeError(
+                "arguments after key_dim must be named, such as dropout=0.1 or bias=True; "
+                f"got {type(self).__name__}({given})"
+            )
+        init(self, *args, **kwargs)
+
+    return cast(_Init, checked)
 
 
 class _NoFastPath:
@@ -37,6 +57,8 @@ def _is_rounded(number: float, exact: float) -> bool:
 class AttentionLayer(AttentionType, nn.Module):
     """Base of all attention types, which :data:`.attention_types.ATTENTION_TYPES` lists.
 
+    All arguments after ``key_dim`` are named arguments: torch's layer has others in these places.
+
     ``forward`` is :meth:`project` followed by :meth:`attend`; decoding calls the two separately. A subclass defines the
     cache entry (``_entry``), the outputs of its heads (``_head_outputs``) and the interface :class:`.AttentionType`.
 
@@ -56,6 +78,9 @@ class AttentionLayer(AttentionType, nn.Module):
         scale: factor on the scores; default dv^-0.5 = (E/H)^-0.5 at every key dimension.
         init: ``default``, or ``authors`` as in the code of Cordonnier, Loukas, Jaggi (2020): see
             :meth:`reset_parameters`.
+        kernel: ``auto`` or a name in :data:`.kernels.STANDARD` or, for collaborative heads, :data:`.COLLABORATIVE`.
+        batch_first, add_bias_kv, add_zero_attn: of torch's layer; only the default values are supported.
+        device, dtype: of the parameters.
 
     A state dict contains the number of heads and the scale. Loading it into a layer with a different scale multiplies
     the queries, so that the function is the same; a different number of heads raises an error.
@@ -65,7 +90,8 @@ class AttentionLayer(AttentionType, nn.Module):
             argument: ``hook(compute, query, entry, mask, dropout, need_weights)``.
 
     Raises:
-        ValueError: inconsistent sizes or an unknown option.
+        TypeError: a size that is not an integer, or unnamed arguments after ``key_dim``.
+        ValueError: inconsistent sizes or an unsupported value.
     """
 
     # read by torch.nn.TransformerEncoderLayer
@@ -76,6 +102,7 @@ class AttentionLayer(AttentionType, nn.Module):
     #: parameters to which the scores are proportional
     _scaled: ClassVar[Tuple[str, ...]] = ("q_proj.weight", "q_proj.bias")
 
+    @named_after_key_dim
     def __init__(
         self,
         embed_dim: int,
@@ -96,10 +123,27 @@ class AttentionLayer(AttentionType, nn.Module):
         out_bias: Optional[bool] = None,
         scale: Optional[float] = None,
         init: str = "default",
+        kernel: str = "auto",
+        batch_first: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        device: Optional[torch.device] = None,
+        dtype: Optional[torch.dtype] = None,
     ) -> None:
         super().__init__()
+        for name, value, supported in (
+            ("batch_first", batch_first, True),
+            ("add_bias_kv", add_bias_kv, False),
+            ("add_zero_attn", add_zero_attn, False),
+        ):
+            if value != supported:
+                raise ValueError(f"{name} must be {supported}; got {value}")
         key_dim = embed_dim if key_dim is None else key_dim
         for name, number in (("embed_dim", embed_dim), ("num_heads", num_heads), ("key_dim", key_dim)):
+            if isinstance(number, bool) or not hasattr(number, "__index__"):
+                # torch's third argument is the dropout
+                hint = f"; dropout is a named argument: dropout={number}" if name == "key_dim" else ""
+                raise TypeError(f"{name} must be an integer; got {number!r}{hint}")
             if number < 1:
                 raise ValueError(f"{name} must be positive; got {number}")
         if head_dim is None:
@@ -128,6 +172,14 @@ class AttentionLayer(AttentionType, nn.Module):
         self.v_proj = uninitialized(source_dim or self.vdim, self.value_heads * head_dim, biases[1])
         self.q_proj = uninitialized(embed_dim, key_dim, biases[2])
         self.out_proj = uninitialized(num_heads * head_dim, embed_dim, biases[3])
+        self._build()
+        check_name(kernel, self.kernels)
+        self.kernel = kernel
+        self.reset_parameters()
+        self.to(device=device, dtype=dtype)
+
+    def _build(self) -> None:
+        """Check the sizes of a subclass and create its further parameters; all arguments above are set."""
 
     def reset_parameters(self) -> None:
         """Set all parameters to initial values: Xavier weights, biases as in ``nn.Linear``, output bias zero.
@@ -175,13 +227,6 @@ class AttentionLayer(AttentionType, nn.Module):
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
-
-    def _finish(self, kernel: str, device: Optional[torch.device], dtype: Optional[torch.dtype]) -> None:
-        """The end of the ``__init__`` of a subclass, when all parameters exist."""
-        check_name(kernel, self.kernels)
-        self.kernel = kernel
-        self.reset_parameters()
-        self.to(device=device, dtype=dtype)
 
     def split_heads(self, joined: Tensor, heads: Optional[int] = None) -> Tensor:
         """(N, T, heads · d) → (N, heads, T, d); default H heads."""

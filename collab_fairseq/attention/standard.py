@@ -1,8 +1,7 @@
 """Standard multi-head attention with a free key dimension: the baseline of every comparison."""
 
-from typing import Any, Optional
+from typing import Optional
 
-import torch
 from torch import Tensor
 
 from .cache import Attended, KeyValue
@@ -23,8 +22,7 @@ class StandardAttention(AttentionLayer):
         key_dim: key dimension summed over heads, H · dk; default E. Must be divisible by the number of heads.
         kernel: ``auto`` or a name in :data:`.kernels.STANDARD`; ``bmm`` for second derivatives, which torch's fused
             attention (``sdpa``, and ``auto`` for long sentences) lacks.
-        device, dtype: of the parameters.
-        options: see :class:`.AttentionLayer`. The default scale is (E/H)^-0.5 at every key dimension, as in the paper.
+        others: see :class:`.AttentionLayer`. They must be named.
 
     Parameters: ``q_proj`` (H·dk, E), ``k_proj`` (H·dk, kdim), ``v_proj`` (H·dv, vdim), ``out_proj`` (E, H·dv).
     """
@@ -32,27 +30,11 @@ class StandardAttention(AttentionLayer):
     type_name = "standard"
     kernels = tuple(STANDARD)
 
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        key_dim: Optional[int] = None,
-        *,
-        kernel: str = "auto",
-        device: Optional[torch.device] = None,
-        dtype: Optional[torch.dtype] = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(embed_dim, num_heads, key_dim, **options)
-        if self.key_dim % num_heads != 0:
-            raise ValueError(
-                f"key_dim must be divisible by num_heads with standard heads; got {self.key_dim} and {num_heads}"
-            )
-        self._build()
-        self._finish(kernel, device, dtype)
-
     def _build(self) -> None:
-        """Create further parameters of a subclass; all sizes are set."""
+        if self.key_dim % self.num_heads != 0:
+            raise ValueError(
+                f"key_dim must be divisible by num_heads with standard heads; got {self.key_dim} and {self.num_heads}"
+            )
 
     def summary(self) -> str:
         each = self.key_dim // self.num_heads

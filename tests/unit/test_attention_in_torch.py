@@ -24,6 +24,33 @@ def test_parameters_have_the_order_of_torchs(cls):
     assert ours[: len(theirs)] == theirs
 
 
+@pytest.mark.parametrize("cls", [CollaborativeAttention, SHARED_VALUES, StandardAttention, MULTI_QUERY, LATENT])
+def test_arguments_of_torchs_layer_are_accepted_or_rejected_by_name(cls):
+    """In a script that calls torch's layer, only the class changes."""
+    layer_class = getattr(cls, "func", cls)
+    theirs, ours = (inspect.signature(each).parameters for each in (nn.MultiheadAttention, layer_class))
+    assert set(theirs) <= set(ours)
+    assert list(ours)[:3] == ["embed_dim", "num_heads", "key_dim"]
+    assert {parameter.kind for parameter in list(ours.values())[3:]} == {inspect.Parameter.KEYWORD_ONLY}
+    options = {"dropout": 0.1, "bias": False, "add_bias_kv": False, "add_zero_attn": False, "kdim": 7, "vdim": 7}
+    options.update(batch_first=True, device="cpu", dtype=torch.float64)
+    memory = torch.randn(N, 5, 7, dtype=torch.float64)
+    query = torch.randn(N, T, E, dtype=torch.float64)
+    shapes = [[x.shape for x in each(E, H, **options)(query, memory, memory)] for each in (nn.MultiheadAttention, cls)]
+    assert shapes[0] == shapes[1]
+    for arguments, named, message in (
+        ((), {"batch_first": False}, "batch_first must be True; got False"),
+        ((), {"add_bias_kv": True}, "add_bias_kv must be False; got True"),
+        ((), {"add_zero_attn": True}, "add_zero_attn must be False; got True"),
+        ((0.1,), {}, r"key_dim must be an integer; got 0\.1; dropout is a named argument: dropout=0\.1"),
+        ((0.1, True), {}, r"after key_dim must be named, such as dropout=0\.1 .*Attention\(12, 3, 0\.1, True\)"),
+        ((None, 7), {}, "after key_dim must be named"),
+        ((), {"droput": 0.1}, "unexpected keyword argument 'droput'"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            cls(E, H, *arguments, **named)
+
+
 @pytest.mark.parametrize("kdim", [None, 7])
 @pytest.mark.parametrize(("cls", "options"), [(CollaborativeAttention, {"mixing": "blocks"}), (StandardAttention, {})])
 def test_blocks_at_full_key_dimension_equal_torchs_multihead_attention(cls, options, kdim):
