@@ -36,7 +36,7 @@ class Flag(NamedTuple):
     def of(self, settings: Any) -> Any:
         """The value in the settings of a model, a mapping by name."""
         value = settings.get(self.name, self.default)
-        return str(value) if self.choices else value
+        return str(value) if self.choices and value is not None else value
 
 
 def check_groups(name: str, number: int, num_heads: int) -> None:
@@ -52,7 +52,7 @@ class AttentionType:
         type_name: name of the attention type.
         collaborative: whether ``--collaborative-heads`` selects it.
         flags: settings of the attention type.
-        chosen_by: name of the flag that selects this type when set; None if the type needs no flag.
+        chosen_by: name of the flag that selects this type unless it has its default; None if the type needs no flag.
         kernels: names of its kernels.
     """
 

@@ -77,10 +77,10 @@ def layer_at(
     overrides = dict(overrides or {})
     sites = (settings.get("collaborative_heads") or "none").split("_")
     collaborative = overrides.pop("collaborative", site in sites)
-    attention_type = _type_of(collaborative, overrides, settings)
-    supported = {flag.argument for flag in attention_type.flags}
-    for name in sorted({flag.argument for flag in flags().values()} - supported):
-        if overrides.pop(name, None):
+    attention_type = _type_of(collaborative, settings, overrides)
+    defaults = {flag.argument: flag.default for flag in flags().values()}
+    for name in sorted(defaults.keys() - {flag.argument for flag in attention_type.flags}):
+        if overrides.pop(name, defaults[name]) not in (None, False, defaults[name]):
             raise ValueError(f"{name!r} is not a setting of {attention_type.type_name} heads")
     key_dim = settings.get(KEY_DIM_SETTINGS[site])
     source_width = settings["encoder_embed_dim"] if site == "cross" else None
@@ -95,14 +95,16 @@ def layer_at(
     return attention_type, {**arguments, **attention_type.arguments(settings, overrides), **overrides}
 
 
-def _type_of(collaborative: bool, *settings: Mapping[str, Any]) -> Type[AttentionLayer]:
-    """The type whose flag is set in the first settings that set one, or the default type."""
+def _type_of(collaborative: bool, settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> Type[AttentionLayer]:
+    """The type whose flag is not at its default: for this layer alone, or else for the model; or the default type."""
     types = [attention_type for attention_type in ATTENTION_TYPES if attention_type.collaborative == collaborative]
-    for values in settings:
-        for attention_type in types:
-            flag = attention_type.chosen_by
-            if flag is not None and values.get(flag) is not None:
-                return attention_type
+    chosen_by = [(each, flag) for each in types for flag in each.flags if flag.name == each.chosen_by]
+    for attention_type, flag in chosen_by:
+        if overrides.get(flag.argument, flag.default) != flag.default:
+            return attention_type
+    for attention_type, flag in chosen_by:
+        if flag.argument not in overrides and settings.get(flag.name, flag.default) != flag.default:
+            return attention_type
     return types[0]
 
 

@@ -131,9 +131,10 @@ def _with_flag_names(message: str, attention_type: Type[AttentionLayer], setting
 def _check_type_flags(settings: Mapping[str, Any], types: Sequence[Type[AttentionLayer]]) -> None:
     """Reject flags of attention types that the model does not have, and flags for several types at once."""
     # recipes set flags with other defaults, such as --mixing-init, also for models where they have no effect
-    optional = {name: flag for name, flag in flags().items() if flag.default in (None, False)}
+    choices = [attention_type.chosen_by for attention_type in ATTENTION_TYPES]
+    optional = {name: flag for name, flag in flags().items() if flag.default in (None, False) or name in choices}
     active = {name for name, flag in optional.items() if settings[name] != flag.default}
-    choosing = [attention_type.chosen_by for attention_type in ATTENTION_TYPES if attention_type.chosen_by in active]
+    choosing = [name for name in choices if name in active]
     if len(choosing) > 1:
         names = " and ".join(_flag(str(name)) for name in choosing)
         raise ConfigurationError(f"{names} select different attention types; give only one of them")

@@ -92,7 +92,7 @@ def heads(run: TrainingRecord) -> str:
         words.append("trained with a different --user-dir")
     for field, flag in attention_types.flags().items():
         number = lookup(run, f"config.model.{field}") if flag.label else None
-        if number is not None:
+        if number not in (None, flag.default):
             words.append(str(flag.label).format(number, s="s" * (number != 1)))
     if "published" in run:
         words.append("as published")
