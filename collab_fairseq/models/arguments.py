@@ -30,10 +30,13 @@ _INHERITED = (
 )
 
 
-def flatten(cfg: DictConfig) -> None:
+def flatten(cfg: DictConfig, others: bool = False) -> None:
     """Give the nested settings of a Hydra model config fairseq's flat names, in place.
 
     ``encoder: {layers: 2}`` becomes ``encoder_layers: 2``, the form that presets and checkpoints use.
+
+    Args:
+        others: allow settings that ``transformer_collab`` does not have.
     """
     for section in SUB_CONFIGS:
         check_type(f"model.{section}", Dict, cfg.get(section) or {})
@@ -44,7 +47,7 @@ def flatten(cfg: DictConfig) -> None:
                 raise ConfigurationError(f"model.{section}.{key} and model.{name} are the same setting; give only one")
             cfg[name] = value
     for name in map(str, cfg):
-        if name not in FIELD_TYPES and name != "arch":
+        if not others and name not in FIELD_TYPES and name != "arch":
             nearest = get_close_matches(name, FIELD_TYPES, n=1)
             hint = f"; did you mean model.{nearest[0]}?" if nearest else ""
             raise ConfigurationError(f"model.{name} is not a setting of transformer_collab{hint}")

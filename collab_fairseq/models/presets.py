@@ -1,22 +1,43 @@
 """Named architectures. Each sets its own values and leaves the others to fairseq's preset of the same size."""
 
-from typing import Any
+import functools
+from typing import Any, Callable
 
+from fairseq import models
 from fairseq.models import register_model_architecture
 from fairseq.models.transformer import transformer_legacy
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 
-from . import transformer_collab as _model  # noqa: F401  (registered before its presets)
 from .arguments import flatten, inherit_attention
 from .config import OWN_FIELDS, TransformerCollabConfig
+from .transformer_collab import TransformerCollabModel  # registered before its presets
 
 _NAME = "transformer_collab"
 
 
+def _flat_for_presets(build_model: Callable[..., Any]) -> Callable[..., Any]:
+    """fairseq's ``build_model``, in which presets, also of users, find Hydra's nested settings under flat names.
+
+    A preset sets what is not set: it must see ``encoder: {layers: 2}`` as ``encoder_layers``, as on the command line.
+    """
+
+    @functools.wraps(build_model)
+    def build(cfg: Any, *args: Any, **kwargs: Any) -> Any:
+        name = cfg.get("_name") if OmegaConf.is_config(cfg) else None
+        model_class = models.ARCH_MODEL_REGISTRY.get(name) or models.MODEL_REGISTRY.get(name)
+        if isinstance(model_class, type) and issubclass(model_class, TransformerCollabModel):
+            with open_dict(cfg):
+                flatten(cfg, others=model_class is not TransformerCollabModel)
+        return build_model(cfg, *args, **kwargs)
+
+    return build
+
+
+models.build_model = _flat_for_presets(models.build_model)
+
+
 def _defaults(args: Any, **values: Any) -> None:
     """Set the values that neither the command line nor the Hydra config sets."""
-    if OmegaConf.is_config(args):
-        flatten(args)
     inherit_attention(args)
     default = TransformerCollabConfig()
     values = {**{name: getattr(default, name) for name in OWN_FIELDS}, **values}

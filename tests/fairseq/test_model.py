@@ -12,9 +12,11 @@ from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from omegaconf import OmegaConf
 
 from collab_fairseq.attention import CollaborativeAttention, StandardAttention
+from collab_fairseq.models import TransformerCollabModel
+from collab_fairseq.models.presets import transformer_collab
 from collab_fairseq.modules import layers
 from collab_fairseq.modules.fairseq_compat import SURPLUS
-from collab_fairseq.modules.settings import SITES
+from collab_fairseq.modules.settings import SITES, ConfigurationError
 from collab_fairseq.modules.sites import attention_layers
 from tests.common import FLOAT32, run
 from tests.fairseq.commands import nested
@@ -27,6 +29,9 @@ PRESETS = {
     "transformer_collab_iwslt_de_en": ("transformer_iwslt_de_en", {}),
     "transformer_collab_tiny": ("transformer", TINY),
 }
+
+
+SMALL_FFN = {"encoder_ffn_embed_dim": 20, "decoder_ffn_embed_dim": 20, "decoder_attention_heads": 2}
 
 
 def build_as_hydra(arch, **flags):
@@ -70,6 +75,49 @@ def test_reset_parameters_gives_the_attention_of_a_new_model():
         assert ("head_gates.log_alpha" in actual) == layer_id.startswith("encoder")
     assert layers["decoder.1"].head_multiplier.tolist() == [0, 1]
     assert layers["encoder.0"].head_gates.log_alpha.tolist() == [1.5, 1.5]
+
+
+@pytest.fixture
+def user_presets(monkeypatch):
+    """A script with a preset for our model, and with a subclass of it that has a preset and a flag."""
+    for name in ("ARCH_MODEL_REGISTRY", "ARCH_MODEL_NAME_REGISTRY", "ARCH_CONFIG_REGISTRY", "MODEL_REGISTRY"):
+        monkeypatch.setattr(models, name, {**getattr(models, name)})
+    monkeypatch.setattr("tests.fairseq.models.ARCH_CONFIG_REGISTRY", models.ARCH_CONFIG_REGISTRY)
+
+    @models.register_model("user_model")
+    class UserModel(TransformerCollabModel):
+        @classmethod
+        def build_model(cls, args, task):
+            model = super().build_model(args, task)
+            model.user_setting = getattr(args, "user_setting", None)
+            return model
+
+    def preset(args):
+        args.encoder_layers = getattr(args, "encoder_layers", 3)
+        args.decoder_layers = getattr(args, "decoder_layers", args.encoder_layers)
+        args.encoder_embed_dim = getattr(args, "encoder_embed_dim", 16)
+        args.encoder_attention_heads = getattr(args, "encoder_attention_heads", 2)
+        args.key_dim = getattr(args, "key_dim", 6)
+        transformer_collab(args)
+
+    for name in ("transformer_collab", "user_model"):
+        models.register_model_architecture(name, f"user_{name}")(preset)
+
+
+@pytest.mark.parametrize("builder", [build, build_as_hydra])
+@pytest.mark.parametrize("arch", ["user_transformer_collab", "user_user_model"])
+def test_presets_of_users(arch, builder, user_presets):
+    """Flags and nested settings override them, and what they derive follows."""
+    for flags, depth, key_dim in (({}, 3, 6), ({"encoder_layers": 2, "key_dim": 4}, 2, 4)):
+        model = builder(arch, **SMALL_FFN, **flags)
+        attention = attention_layers(model)
+        assert list(attention) == [f"{site}.{layer}" for site in SITES for layer in range(depth)]
+        assert {(layer.embed_dim, layer.num_heads, layer.key_dim) for layer in attention.values()} == {(16, 2, key_dim)}
+    if arch == "user_user_model":
+        assert builder(arch, **SMALL_FFN, user_setting=7).user_setting == 7
+    else:  # a setting that nothing reads
+        with pytest.raises(ConfigurationError, match="user_setting is not a setting"):
+            build_as_hydra(arch, user_setting=7)
 
 
 @pytest.mark.parametrize("heads", ["none", "encoder", "cross", "decoder", "decoder_encoder", "cross_decoder_encoder"])
