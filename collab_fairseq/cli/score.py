@@ -9,12 +9,13 @@
     collab score translations.de --reference test.de --source test.en --comet Unbabel/wmt22-comet-da
 
 The log may be unsorted, have n-best lists, or be split into shards; plain text has one translation per line. Raw text
-is Moses-tokenised for the first two scores; tokenised text is detokenised for all others. sacreBLEU is comparable
-across papers, tokenised and compound-split BLEU only with scores of the same name. Lower TER is better. --baseline
-compares the sacreBLEU of two models by a paired bootstrap over the sentences. It says nothing about their settings:
-models that differ in the seed only can differ significantly, too (in our records, in 7 % of comparisons; for one
-setting in 5 of 10). --comet needs `pip install unbabel-comet` and a COMET model, a checkpoint or a name; the score is
-multiplied by 100.
+is Moses-tokenised for the first two scores; tokenised text is detokenised for all others. Hyphens of `tokenizer.perl
+-a` (@-@, ##AT##-##AT##), escapes (&quot;) and bytes of SentencePiece (<0xC3>) are undone unless the reference has them.
+Each line of --reference must be the reference of the log (T- lines). sacreBLEU is comparable across papers, tokenised
+and compound-split BLEU only with scores of the same name. Lower TER is better. --baseline compares the sacreBLEU of two
+models by a paired bootstrap over the sentences. It says nothing about their settings: models that differ in the seed
+only can differ significantly, too (in our records, in 7 % of comparisons; for one setting in 5 of 10). --comet needs
+`pip install unbabel-comet` and a COMET model, a checkpoint or a name; the score is multiplied by 100.
 """
 
 import argparse

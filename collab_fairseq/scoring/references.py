@@ -91,6 +91,16 @@ def check_references(references: Sequence[str], hypotheses: Sequence[str], name:
         raise UserError(f"{name} must be raw text; got lower-cased text, although the hypotheses have capitals")
 
 
+def check_aligned(lines: Sequence[str], texts: Sequence[str], name: str, origin: str) -> None:
+    """Raise UserError unless each line has the sentence of its text; ``name`` and ``origin`` name both in errors."""
+    number = text.first_misaligned(texts, lines)
+    if number is not None:
+        raise UserError(
+            f"{name} must have the sentences of {origin}; got {lines[number][:80]!r} in line {number + 1} for "
+            f"{texts[number][:80]!r}: a different test set or a different order"
+        )
+
+
 def score_raw(
     hypotheses: Sequence[str],
     references: Sequence[str],
@@ -98,7 +108,7 @@ def score_raw(
     tokenised: Optional[bool] = None,
     name: str = "the reference",
 ) -> RawScore:
-    """sacreBLEU of hypotheses against raw references.
+    """sacreBLEU of hypotheses against raw references, after :func:`.text.decode_marks`.
 
     Args:
         target_lang: language code for sacreBLEU and Moses (default of Moses: English).
@@ -108,7 +118,10 @@ def score_raw(
     check_references(references, hypotheses, name)
     if tokenised is None:
         tokenised = text.looks_tokenised(hypotheses)
+    hypotheses = text.decode_marks(hypotheses, references)
     if tokenised:
         hypotheses = text.moses_detokenise(hypotheses, target_lang or "en")
+    else:
+        hypotheses = text.join_dashes(hypotheses, references)
     score, statistics = bleu.sacrebleu(hypotheses, references, target_lang)
     return RawScore(score, statistics, list(hypotheses))

@@ -1,11 +1,19 @@
 """Form of a text (subword units, tokens or raw text), and Moses tokenisation by sacremoses."""
 
+import html
 import re
-from typing import Callable, List, Optional, Sequence
+import unicodedata
+from typing import Callable, List, Optional, Sequence, Set
 
 # a punctuation mark before white space or the end of the line; raw text has no white space before it
 _MARK = re.compile(r"(\s?)[.,!?;:](?=\s|$)")
-_ESCAPES = ("&apos;", "&quot;", "&amp;")
+# Moses' escapes, also of text that was escaped twice: &quot; &#124; &amp;#124;
+_ESCAPE = re.compile(r"&(?:#\d+|#[xX][\da-fA-F]+|[a-zA-Z]+);")
+# bytes of characters that a SentencePiece model with byte fallback does not know
+_BYTES = re.compile("(?:<0x[0-9A-F]{2}>)+")
+# a hyphen inside a word after `tokenizer.perl -a`, and the form that it has in WMT data of Stanford and fairseq
+_DASH, _OTHER_DASH = "@-@", "##AT##-##AT##"
+_UNKNOWN = re.compile(r"<?<unk>>?|⁇")
 # Chinese and Japanese have no spaces between words: each character counts as a word
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
 
@@ -33,9 +41,51 @@ def looks_tokenised(texts: Sequence[str]) -> bool:
     return sum(separated) * 2 > len(separated)
 
 
+def decode_marks(texts: Sequence[str], raw: Optional[Sequence[str]] = None) -> List[str]:
+    """Decode what tools write for characters: bytes (`<0xC3><0xA4>` is ä), escapes (`&quot;`), other hyphens of Moses.
+
+    Args:
+        raw: the aligned raw references, which decide whether a mark is text: it is if the reference has the same bytes
+            or any escape. None: escapes stay, because all texts of a log have them.
+    """
+
+    def decoded(text: str, original: str) -> str:
+        text = _BYTES.sub(lambda run: run[0] if run[0] in original else _decode(run[0]), text)
+        if _OTHER_DASH not in original:
+            text = text.replace(_OTHER_DASH, _DASH)
+        return text if raw is None or _ESCAPE.search(original) else _unescape(text)
+
+    return [decoded(*pair) for pair in zip(texts, raw or [""] * len(texts), strict=True)]
+
+
+def _decode(run: str) -> str:
+    """The text of `<0xC3><0xA4>`; like SentencePiece, with one replacement character for each invalid byte."""
+    content = bytes.fromhex(run.replace("<0x", "").replace(">", ""))
+    escaped = content.decode("utf-8", "surrogateescape")
+    return "".join("\ufffd" if "\udc80" <= character <= "\udcff" else character for character in escaped)
+
+
+def _unescape(text: str) -> str:
+    while (plain := _ESCAPE.sub(lambda escape: html.unescape(escape[0]), text)) != text:
+        text = plain
+    return text
+
+
 def has_escapes(texts: Sequence[str]) -> bool:
-    """Whether the text has Moses' escapes, such as `&quot;`."""
-    return any(escape in text for text in texts for escape in _ESCAPES)
+    """Whether the text has escapes such as `&quot;`."""
+    return any(_ESCAPE.search(text) for text in texts)
+
+
+def splits_dashes(texts: Sequence[str]) -> bool:
+    """Whether hyphenated words are split as by Moses' `tokenizer.perl -a`: `T @-@ Shirt`."""
+    return any(f" {_DASH} " in text for text in texts)
+
+
+def join_dashes(texts: Sequence[str], raw: Optional[Sequence[str]] = None) -> List[str]:
+    """`T @-@ Shirt` → `T-Shirt`, unless the aligned raw reference has ` @-@ `."""
+    mark = f" {_DASH} "
+    pairs = zip(texts, raw or [""] * len(texts), strict=True)
+    return [text if mark in original else text.replace(mark, "-") for text, original in pairs]
 
 
 def base_language(lang: str) -> str:
@@ -43,13 +93,15 @@ def base_language(lang: str) -> str:
     return re.split("[-_]", lang)[0]
 
 
-def moses_tokeniser(lang: str, escape: bool = False) -> Callable[[Sequence[str]], List[str]]:
-    """A function that tokenises texts like Moses' tokenizer.perl, without splitting hyphenated words."""
+def moses_tokeniser(
+    lang: str, escape: bool = False, split_dashes: bool = False
+) -> Callable[[Sequence[str]], List[str]]:
+    """A function that tokenises texts like Moses' tokenizer.perl, which splits hyphenated words with `-a` only."""
     from sacremoses import MosesTokenizer
 
     moses = MosesTokenizer(lang=base_language(lang))
     return lambda texts: [
-        moses.tokenize(text, aggressive_dash_splits=False, escape=escape, return_str=True) for text in texts
+        moses.tokenize(text, aggressive_dash_splits=split_dashes, escape=escape, return_str=True) for text in texts
     ]
 
 
@@ -63,20 +115,50 @@ def moses_detokenise(texts: Sequence[str], lang: str) -> List[str]:
     return [moses.detokenize(tokens, return_str=True, unescape=True) for tokens in lines]
 
 
-def word_overlap(texts: Sequence[str], others: Sequence[str]) -> float:
-    """Mean share of words that aligned lines of two texts have in common, independent of tokenisation.
+def first_misaligned(texts: Sequence[str], originals: Sequence[str]) -> Optional[int]:
+    """The index of the first text that does not come from the original of the same index; None if all do.
 
-    1 for equal texts, about 0.1 for unrelated sentences of one language. Pairs without words count as equal.
+    The texts may be tokenised, lower-cased or normalised, and have unknown words. A text fits if it has the letters and
+    digits of its original; else if it shares half of its words and does not have the letters of another original.
     """
-    shares = []
-    for text, other in zip(texts, others, strict=True):
-        words, other_words = _words(text), _words(other)
-        union = words | other_words
-        shares.append(len(words & other_words) / len(union) if union else 1.0)
-    return sum(shares) / len(shares) if shares else 1.0
+    letters = [_letters(original) for original in originals]
+    lines = set(letters)
+    for number, (text, original) in enumerate(zip(texts, originals, strict=True)):
+        parts = [_letters(part) for part in _UNKNOWN.split(text)]
+        if _in_order(parts, letters[number]):
+            continue
+        if len(parts) == 1 and parts[0] in lines:
+            return number
+        words, other_words = _words(_UNKNOWN.sub(" ", text)), _words(original)
+        # an unknown word may stand for any number of words
+        if 2 * len(words & other_words) < max(len(words), len(other_words) if len(parts) == 1 else 0):
+            return number
+    return None
 
 
-def _words(text: str) -> set:
-    for escape in _ESCAPES:
-        text = text.replace(escape, " ")
-    return set(_WORD.findall(text.casefold()))
+def _in_order(parts: List[str], text: str) -> bool:
+    """Whether a text consists of the parts with anything between them; of a single part, whether it is the text."""
+    if len(parts) == 1:
+        return parts[0] == text
+    position = len(parts[0])
+    end = len(text) - len(parts[-1])
+    if position > end or not text.startswith(parts[0]) or not text.endswith(parts[-1]):
+        return False
+    for part in parts[1:-1]:
+        position = text.find(part, position, end)
+        if position < 0:
+            return False
+        position += len(part)
+    return True
+
+
+def _letters(text: str) -> str:
+    return re.sub(r"[\W_]+", "", _normalised(text))
+
+
+def _words(text: str) -> Set[str]:
+    return set(_WORD.findall(_normalised(text)))
+
+
+def _normalised(text: str) -> str:
+    return unicodedata.normalize("NFKC", _unescape(text)).casefold()

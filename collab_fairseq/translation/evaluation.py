@@ -12,9 +12,9 @@ from fairseq.dataclass.configs import GenerationConfig
 
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.scoring.bleu import sacrebleu_scorer
-from collab_fairseq.scoring.references import RawScore, check_number, read_lines, score_raw
+from collab_fairseq.scoring.references import RawScore, check_aligned, check_number, read_lines, score_raw
 from collab_fairseq.scoring.sufficient_statistics import dump
-from collab_fairseq.scoring.text import looks_tokenised, moses_detokenise
+from collab_fairseq.scoring.text import decode_marks, looks_tokenised, moses_detokenise
 from fairseq_modern.errors import UserError
 
 from .load import TrainedModel
@@ -144,9 +144,7 @@ def score(trained: TrainedModel, split: str, references: Optional[PathLike] = No
     language = trained.task.cfg.target_lang
     tokenised = None
     if references is None:
-        target, join = trained.task.target_dictionary, _joiner(trained)
-        sentences = dataset(trained, split).tgt
-        lines = [join(target.string(sentences[number])) for number in range(len(hypotheses))]
+        lines = decode_marks(_targets(trained, split, len(hypotheses)))
         name = f"the reference of {split}"
         tokenised = looks_tokenised(lines)
         if tokenised:
@@ -159,6 +157,12 @@ def score(trained: TrainedModel, split: str, references: Optional[PathLike] = No
     return score_raw(hypotheses, lines, language, tokenised, name)
 
 
+def _targets(trained: TrainedModel, split: str, number: int) -> List[str]:
+    """The first sentences of the target side of the data-bin, as words."""
+    target, sentences, join = trained.task.target_dictionary, dataset(trained, split).tgt, _joiner(trained)
+    return [join(target.string(sentences[index])) for index in range(number)]
+
+
 def check_test_splits(
     trained: TrainedModel,
     references: Mapping[str, PathLike],
@@ -168,8 +172,8 @@ def check_test_splits(
 
     Raises:
         UserError: a split or a file does not exist, references have a wrong number of lines (unless only the first
-            ``sentences`` are translated), sacreBLEU's tokeniser for the language is not installed, or see
-            :func:`translate`.
+            ``sentences`` are translated) or other sentences than the data-bin, sacreBLEU's tokeniser for the language is
+            not installed, or see :func:`translate`.
     """
     names = splits(trained)
     tests = [name for name in names if name.startswith("test")]
@@ -181,8 +185,13 @@ def check_test_splits(
             raise UserError(f"{flag}: the split must be one of {', '.join(tests)}")
         if not os.path.isfile(file):
             raise UserError(f"{flag}: there is no such file")
+        lines = read_lines(file)
         if sentences is None:
-            check_number(read_lines(file), dataset(trained, name), os.fspath(file))
+            check_number(lines, dataset(trained, name), os.fspath(file))
+        lines = lines[: min(len(dataset(trained, name)), sentences or len(lines))]
+        if dataset(trained, name).tgt is not None:
+            texts = decode_marks(_targets(trained, name, len(lines)), lines)
+            check_aligned(lines, texts, os.fspath(file), f"the target side of {name} in the data-bin")
     if tests:
         _joiner(trained)  # raises an error if its SentencePiece model is needed and missing
         sacrebleu_scorer(trained.cfg.task.target_lang)  # raises an error if its tokeniser is not installed

@@ -7,7 +7,9 @@ import re
 from collections import Counter
 
 import pytest
+import sentencepiece
 from sacrebleu.metrics import BLEU, CHRF, TER
+from sacremoses import MosesTokenizer
 
 from collab_fairseq.scoring import bleu, evaluation, references, text
 from collab_fairseq.scoring.evaluation import evaluate
@@ -196,6 +198,87 @@ def test_detokenises_for_sacrebleu_chrf_and_ter(tmp_path):
     assert any("--reference" in remark for remark in without.remarks)
 
 
+DASHES = ['Ein rot-weißes T-Shirt-Muster ist "neu".', "Er sagt: 'Nein' & geht | weg."]
+DASHES += ["Zwei Baseball-Spieler laufen um 10-12 Uhr.", "Kinder spielen im Schnee-Matsch, ja-ja."]
+WORSE = ['Ein rot-weißes T-Shirt ist "neu".', "Er sagt: 'Ja' & geht | weg."]
+WORSE += ["Zwei Basketball-Spieler laufen um 10-12 Uhr.", "Kinder spielen im Schnee-Matsch, ja-ja."]
+
+
+@pytest.mark.parametrize("dash", ["@-@", "##AT##-##AT##"])
+@pytest.mark.parametrize("escaped", [0, 1, 2])
+@pytest.mark.parametrize("with_references", [False, True])
+def test_undoes_split_hyphens_and_escapes(tmp_path, dash, escaped, with_references):
+    """Tokens of `tokenizer.perl -a` in the forms of Moses and of fairseq's WMT14 test set; escaped once, twice or not.
+
+    The independent reference is sacremoses' tokeniser, and the texts before it. Control: the scores of unchanged marks.
+    """
+    moses = MosesTokenizer(lang="de")
+
+    def tokens(lines, split, escape):
+        return [moses.tokenize(line, aggressive_dash_splits=split, escape=escape, return_str=True) for line in lines]
+
+    written = []
+    for lines in (WORSE, DASHES):
+        side = [line.replace("@-@", dash) for line in tokens(lines, True, escaped > 0)]
+        written.append([line.replace("&", "&amp;") for line in side] if escaped == 2 else side)
+    log = write(tmp_path / "log", log_lines(written[0], written[1] if with_references else None))
+    result = evaluate([log], write(tmp_path / "test.de", DASHES))
+    scores = scores_of(result)
+    assert result.tokenised
+    split, joined = ([tokens(side, s, False) for side in (WORSE, DASHES)] for s in (True, False))
+    assert scores["tokenised BLEU"].score == pytest.approx(bleu_by_hand(*split)[0])
+    compounds = [[split_by_hand(line) for line in side] for side in joined]
+    assert scores["compound-split BLEU"].score == pytest.approx(bleu_by_hand(*compounds)[0])
+    assert bleu_by_hand(*joined)[0] != pytest.approx(bleu_by_hand(*split)[0])
+    assert scores["sacreBLEU"].score == pytest.approx(BLEU().corpus_score(WORSE, [DASHES]).score)
+    assert scores["chrF"].score == pytest.approx(CHRF().corpus_score(WORSE, [DASHES]).score)
+    assert scores["TER"].score == pytest.approx(TER().corpus_score(WORSE, [DASHES]).score)
+    assert BLEU().corpus_score(written[0], [DASHES]).score < scores["sacreBLEU"].score - 5
+
+
+def test_undoes_marks_in_untokenised_text_but_not_those_of_the_references(tmp_path):
+    raw = [*RAW, "Das Zeichen &quot; heißt <0x57> bei A ##AT##-##AT## B @-@ C.", "Er sagt: 'Weil'."]
+    guess = [*GUESS, raw[4], "Er sagt: 'Ja'."]
+    marked = [line.replace("T-Shirt", "T @-@ Shirt").replace("'", "&apos;") for line in guess]
+    scores = scores_of(evaluate([write(tmp_path / "plain", marked)], write(tmp_path / "test.de", raw)))
+    assert scores["sacreBLEU"].score == pytest.approx(BLEU().corpus_score(guess, [raw]).score)
+    tokens = text.moses_tokeniser("de")
+    assert scores["tokenised BLEU"].score == pytest.approx(bleu_by_hand(tokens(guess), tokens(raw))[0])
+
+
+@pytest.fixture(scope="module")
+def byte_model(tmp_path_factory):
+    """A SentencePiece model that spells capitals, umlauts and all that is not German as bytes."""
+    prefix = str(tmp_path_factory.mktemp("bytes") / "spm")
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["ein hund im schnee und eine straße"] * 20), model_prefix=prefix, vocab_size=290,
+        byte_fallback=True, hard_vocab_limit=False, minloglevel=2,
+    )  # fmt: skip
+    return sentencepiece.SentencePieceProcessor(model_file=f"{prefix}.model")
+
+
+def test_decodes_bytes_of_sentencepiece(tmp_path, byte_model):
+    """As SentencePiece does, invalid bytes included."""
+
+    def pieces(lines):  # as --remove-bpe sentencepiece joins them
+        return ["".join(byte_model.encode(line, out_type=str)).replace("▁", " ").strip() for line in lines]
+
+    guess, raw = [*GUESS, "Für 5 € 🙂!"], [*RAW, "Für 7 € 🙂!"]
+    assert "<0xC3><0xBC>" in pieces(guess)[-1]
+    for targets in (pieces(raw), None):
+        log = write(tmp_path / "log", log_lines(pieces(guess), targets))
+        scores = scores_of(evaluate([log], write(tmp_path / "test.de", raw)))
+        assert scores["sacreBLEU"].score == pytest.approx(BLEU().corpus_score(guess, [raw]).score)
+        tokens = text.moses_tokeniser("de")
+        assert scores["tokenised BLEU"].score == pytest.approx(bleu_by_hand(tokens(guess), tokens(raw))[0])
+        if targets:
+            assert scores_of(evaluate([log], target_lang="de"))["sacreBLEU"].score == scores["sacreBLEU"].score
+    chance = random.Random(5)
+    for _ in range(300):
+        line = [f"<0x{chance.choice([0x41, 0xC3, 0xA4, 0xE2, 0x82, 0xF0, 0xFF]):02X}>" for _ in range(6)]
+        assert text.decode_marks(["".join(line)]) == [byte_model.decode(line)]
+
+
 def test_only_german_has_compound_split_bleu_and_regions_do_not_matter(log):
     result = evaluate([log], target_lang="fr")
     assert "compound-split BLEU" not in scores_of(result)
@@ -247,6 +330,36 @@ def test_rejects_references_of_another_test_set_or_form(log, tmp_path, content, 
     (tmp_path / "other").write_bytes(content)
     with pytest.raises(UserError, match=message):
         evaluate([log], tmp_path / "other")
+
+
+def test_names_the_first_line_of_misaligned_references(tmp_path):
+    """Whatever the form of the T- lines: words or subword units, lower-cased, with unknown words or characters."""
+    chance = random.Random(7)
+    letters = "abcdefghijklmnopqrstuvwxyzäöü"
+    words = ["".join(chance.choices(letters, k=chance.randint(2, 9))) for _ in range(200)]
+    raw = [" ".join(chance.choices(words, k=chance.randint(2, 15))).capitalize() + "." for _ in range(40)]
+    raw[30:33] = ["Ein ½ Mann in rot!", "Ein ½ Mann in blau!", "日本語の文章です。"]
+    tokens = MosesTokenizer(lang="de").tokenize
+    forms = {
+        "raw": raw,
+        "lower": [tokens(line, escape=True, return_str=True).lower() for line in raw],
+        "normalised": [line.replace("½", "1⁄2") for line in raw],
+        "words": [" ".join("<<unk>>" if chance.random() < 0.3 else word for word in line.split()) for line in raw],
+        "characters": ["".join(" ⁇ " if chance.random() < 0.1 else c for c in line) for line in raw],
+        "unknown": ["<<unk>> ."] * 40,
+    }
+    for form, lines in forms.items():
+        log = write(tmp_path / f"{form}.log", log_lines(raw, lines))
+        evaluate([log], write(tmp_path / "test.de", raw), tokenised=False)
+        # without the words that differ, lines may fit each other
+        for first, last in ((0, 40),) if form in ("words", "characters") else ((0, 40), (30, 32), (30, 40), (38, 40)):
+            shifted = write(tmp_path / "other", [*raw[:first], *raw[first + 1 : last], raw[first], *raw[last:]])
+            if form == "unknown":
+                evaluate([log], shifted, "de", tokenised=False)
+            else:
+                match = f"in line {first + 1} for .*: a different test set or a different order"
+                with pytest.raises(UserError, match=match):
+                    evaluate([log], shifted, "de", tokenised=False)
 
 
 @pytest.mark.parametrize(("lines", "marker"), [(["Ein Hu@@ nd lä@@ uft"], "@@"), (["▁Ein ▁Hu nd ▁läuft"], "▁")])
