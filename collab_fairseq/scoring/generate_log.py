@@ -1,8 +1,8 @@
 """Output of fairseq-generate and fairseq-interactive.
 
 Lines are `S-id<tab>source`, `T-id<tab>reference`, `H-id<tab>score<tab>hypothesis` and
-`D-id<tab>score<tab>hypothesis`, the last after fairseq's own detokenisation. They may come in any order,
-from several files (shards), and between other log lines.
+`D-id<tab>score<tab>hypothesis`, the last after fairseq's own detokenisation; `P-id` has the scores of the tokens. They
+may come in any order, from several files (shards), and between other log lines.
 """
 
 import os
@@ -13,7 +13,7 @@ from typing import Any, DefaultDict, Dict, List, NamedTuple, Optional, Sequence,
 from collab_fairseq.scoring.references import PathLike, read_content, read_lines
 from fairseq_modern.errors import UserError
 
-_LINE = re.compile(rb"([STHD])-(\d+)\t")
+_LINE = re.compile(rb"([STHDP])-(\d+)\t")
 #: lines that occur in logs but not in plain text
 _LOG = re.compile(rb"^([STHDP]-\d+\t|Generate .* with beam=|.* \| INFO \| fairseq)", re.MULTILINE)
 #: the target language among the logged settings; the logged dictionaries, source before target
@@ -41,8 +41,8 @@ def read_translations(paths: Sequence[PathLike]) -> GenerateLog:
 
     Raises:
         UserError: a file cannot be read; no hypotheses; missing ids; different translations of one id, as in
-            concatenated logs of two test sets or models; a truncated line; text that is not UTF-8; several files of
-            plain text.
+            concatenated logs of two test sets or models; a truncated line or log; text that is not UTF-8; several
+            files of plain text.
     """
     contents = {os.fspath(path): read_content(path, "the translations") for path in paths}
     names = ", ".join(contents)
@@ -54,16 +54,17 @@ def read_translations(paths: Sequence[PathLike]) -> GenerateLog:
         )
     if plain:
         return GenerateLog(read_lines(plain[0], "the translations"), None)
-    sentences: DefaultDict[int, _Sentence] = defaultdict(lambda: {letter: [] for letter in "STHD"})
+    sentences: DefaultDict[int, _Sentence] = defaultdict(lambda: {letter: [] for letter in "STHDP"})
     languages = {language for name, content in contents.items() for language in _read(name, content, sentences)}
-    present = {letter: [n for n, sentence in sentences.items() if sentence[letter]] for letter in "THD"}
+    present = {letter: [n for n, sentence in sentences.items() if sentence[letter]] for letter in "THDP"}
     kind = "D" if present["D"] else "H"
     if not present[kind]:
         raise UserError(
             f"{names}: no hypotheses; expected the output of fairseq-generate with lines H-0, D-0, ... "
             "(was it run with --quiet?)"
         )
-    for letter in (kind, "T") if present["T"] else (kind,):
+    # P- lines come last: without one, the D- line before it may be cut
+    for letter in (kind, *(letter for letter in "TP" if present[letter])):
         missing = sorted(set(range(max(sentences) + 1)) - set(present[letter]))
         if missing:
             shown = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
@@ -85,6 +86,12 @@ def _read(name: str, content: bytes, sentences: DefaultDict[int, _Sentence]) -> 
     """Add the lines of a log to the sentences; return the target languages in it."""
     languages: List[bytes] = []
     dictionaries: List[bytes] = []
+    last_line = content[content.rfind(b"\n") + 1 :]
+    if _LINE.match(last_line):
+        raise UserError(
+            f"{name}: the last line must have a line end; got {last_line[:80].decode(errors='replace')!r}: the log was "
+            "cut there"
+        )
     # only "\n" ends a line: str.splitlines() would split at other characters that sentences may contain
     for line_number, raw in enumerate(content.split(b"\n"), start=1):
         match = _LINE.match(raw)
@@ -93,6 +100,9 @@ def _read(name: str, content: bytes, sentences: DefaultDict[int, _Sentence]) -> 
             dictionaries += _DICTIONARY.findall(raw)
             continue
         letter, number = match.group(1).decode(), int(match.group(2))
+        if letter == "P":
+            sentences[number][letter].append(None)
+            continue
         try:
             text = raw[match.end() :].decode("utf-8")
             if letter in "HD":

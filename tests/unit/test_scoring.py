@@ -362,6 +362,23 @@ def test_names_the_first_line_of_misaligned_references(tmp_path):
                     evaluate([log], shifted, "de", tokenised=False)
 
 
+def test_a_log_that_was_cut_is_not_scored(tmp_path):
+    """After every byte: an error, or the number of the complete log."""
+    content = write(tmp_path / "log", log_lines(GUESS, RAW)).read_bytes()
+    raw, outcomes = write(tmp_path / "test.de", RAW), Counter()
+    complete = [score.score for score in evaluate([tmp_path / "log"], raw).scores]
+    for end in range(content.rindex(b"S-3"), len(content)):
+        for more in (b"", b"\n"):  # an editor or `cat` adds the line end
+            (tmp_path / "cut").write_bytes(content[:end] + more)
+            try:
+                assert [score.score for score in evaluate([tmp_path / "cut"], raw).scores] == complete
+                outcomes["scored"] += 1
+            except UserError as error:
+                outcomes[next(w for w in ("line end", "no D- lines", "no P- lines", "must") if w in str(error))] += 1
+    assert outcomes["scored"] < 15  # inside the scores of the last P- line
+    assert min(outcomes.values()) > 5
+
+
 @pytest.mark.parametrize(("lines", "marker"), [(["Ein Hu@@ nd lä@@ uft"], "@@"), (["▁Ein ▁Hu nd ▁läuft"], "▁")])
 def test_rejects_subword_units(tmp_path, lines, marker):
     with pytest.raises(UserError, match=f"got subword units .marker {marker}.*--remove-bpe"):
