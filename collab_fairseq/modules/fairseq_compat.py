@@ -8,6 +8,7 @@ from typing import Any, Dict, MutableMapping, Union
 
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
+from fairseq.modules import MultiheadAttention
 from omegaconf import OmegaConf
 
 from collab_fairseq.attention.attention_types import flags
@@ -42,7 +43,8 @@ def as_transformer_collab(state: Dict[str, Any]) -> Dict[str, Any]:
 
     Returns:
         A checkpoint that shares the tensors of ``state``. Its settings are copies in plain containers: ``cfg`` of the
-        whole training run, with flat model settings. ``args`` (fairseq before 0.10) is None.
+        whole training run, with flat model settings. ``args`` (fairseq before 0.10) is None. Fused projections of
+        attention (fairseq before 0.8) are split; a model renames other old parameters when it loads them.
     """
     converted = dict(state)
     cfg = state.get("cfg")
@@ -60,8 +62,18 @@ def as_transformer_collab(state: Dict[str, Any]) -> Dict[str, Any]:
         raise ConfigurationError(f"the checkpoint must be of transformer or transformer_collab; got {arch}")
     parameters = type(state["model"])()  # keeps an OrderedDict
     parameters.update((name, tensor) for name, tensor in state["model"].items() if not _SURPLUS.fullmatch(name))
+    _split_projections(parameters)
     converted["model"] = parameters
     return converted
+
+
+def _split_projections(parameters: Dict[str, Any]) -> None:
+    """Replace ``in_proj_weight`` and ``in_proj_bias`` by the projections of queries, keys and values, in place."""
+    for name in [name for name in parameters if name.endswith(".in_proj_weight") and parameters[name].dim() == 2]:
+        prefix = name.removesuffix(".in_proj_weight")
+        fused = {key: parameters.pop(key) for key in (name, f"{prefix}.in_proj_bias") if key in parameters}
+        MultiheadAttention.upgrade_state_dict_named(None, fused, prefix)  # fairseq's own, which needs no layer
+        parameters.update((key, tensor.clone()) for key, tensor in fused.items())
 
 
 def _cfg_from_args(args: Any) -> Any:
