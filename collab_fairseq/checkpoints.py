@@ -35,7 +35,7 @@ def load(path: PathLike) -> Dict[str, Any]:
 
     Raises:
         UserError: the file is missing, damaged or not a checkpoint, contains a class or function that is not
-            allowed, or has expressions in its settings.
+            allowed, or a tensor that is not dense or larger than its data, or has expressions in its settings.
     """
     name = os.fspath(path)
     if not os.path.exists(name):
@@ -74,8 +74,11 @@ def load_with_model(path: PathLike) -> Dict[str, Any]:
 def check_finite(model: Mapping[str, torch.Tensor], name: str) -> None:
     """Raise UserError if a tensor of the model `name` contains NaN or infinity."""
     for key, tensor in model.items():
-        # fairseq never initialises its `_float_tensor` markers
-        if not key.endswith("._float_tensor") and not bool(torch.isfinite(tensor).all()):
+        if key.endswith("._float_tensor"):  # fairseq never initialises its markers
+            continue
+        if tensor.is_floating_point() and tensor.element_size() == 1:  # torch cannot compare 8-bit numbers
+            tensor = tensor.float()
+        if (tensor.is_floating_point() or tensor.is_complex()) and not bool(torch.isfinite(tensor).all()):
             raise UserError(f"{name} has NaN or infinite values in {key}; every result would be NaN")
 
 

@@ -6,6 +6,7 @@ Check: the module imports torch. It gets a `torch` whose `load` differs as follo
   containers, checkpoints may contain `argparse.Namespace`, NumPy's arrays and numbers (meters of `--eval-bleu`), and
   fairseq's `Dictionary` (tasks such as audio_finetuning), whose attributes are plain containers.
 - The data are compared with the checksums in the file.
+- Checkpoints take no more memory than their file: their tensors are dense, on the CPU, and not larger than their data.
 - References to other settings, such as `${dataset.max_tokens}`, become values. Other expressions are errors.
 """
 
@@ -13,11 +14,12 @@ import _codecs
 import argparse
 import inspect
 import itertools
+import os
 import re
 import sys
 import zipfile
 from types import ModuleType
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 import numpy
 import torch
@@ -28,6 +30,8 @@ from fairseq_modern.patching import StandIn
 _REFERENCE = re.compile(r"\$\{(\w+(?:\.\w+)*)\}")
 #: depth and number of settings: far above those of fairseq, which has about 500, nested 4 deep
 _MAX_DEPTH, _MAX_SETTINGS = 20, 100_000
+#: size of all tensors of a checkpoint, relative to its file: 1 unless views of the same data overlap
+_MAX_SHARING = 4
 
 
 def allowed_globals() -> List[Any]:
@@ -71,6 +75,8 @@ def verify_checksums(f: Any) -> None:
     damaged = None
     if zipfile.is_zipfile(f):  # otherwise written by torch < 1.6, or damaged
         with zipfile.ZipFile(f) as archive:
+            if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
+                raise zipfile.BadZipFile("it is compressed, which torch.save never does")
             # all are zero after torch.serialization.set_crc32_options(False)
             if any(part.CRC for part in archive.infolist()):
                 damaged = archive.testzip()
@@ -81,12 +87,64 @@ def verify_checksums(f: Any) -> None:
 
 
 def load_dictionary(f: Any, *args: Any, **options: Any) -> Any:
-    """Call `load` for a checkpoint, which must be a dictionary, and `make_plain` for its settings."""
+    """Call `load` for a checkpoint, which must be a dictionary, `check_arrays`, and `make_plain` for its settings."""
     state, name = load(f, *args, **options), getattr(f, "name", f)
     if not isinstance(state, dict):
         raise UserError(f"{name}: a checkpoint must be a dictionary; got a {type(state).__name__}")
+    check_arrays(state, f)
     make_plain(state, name)
     return state
+
+
+def check_arrays(state: Dict[str, Any], f: Any) -> None:
+    """Raise UserError unless the tensors of a checkpoint are dense CPU tensors whose elements are in the file `f`.
+
+    Tied weights, which are the same view of the same data, count once.
+    """
+    name, total, counted = getattr(f, "name", f), 0, set()
+    limit = _MAX_SHARING * (os.path.getsize(f) if isinstance(f, (str, os.PathLike)) else f.seek(0, os.SEEK_END))
+    values, visited = [("", state)], set()
+    while values:  # not recursive: containers may be nested deeply or contain themselves
+        entry, value = values.pop()
+        members = _mapping(value)
+        if isinstance(members, (dict, list, tuple, set)) and id(members) not in visited:
+            visited.add(id(members))
+            pairs = members.items() if isinstance(members, dict) else enumerate(members)
+            values += [(f"{entry}.{key}"[:200], member) for key, member in pairs]
+            continue
+        problem, place = None, id(value)
+        if isinstance(value, torch.Tensor):
+            problem = _unusual(value)
+            if problem is None:
+                size = value.numel() * value.element_size()
+                data = value.untyped_storage()
+                place = (data.data_ptr(), value.storage_offset(), value.shape, value.stride(), value.dtype)
+                if size > data.nbytes():
+                    problem = f"{size:,} bytes from {data.nbytes():,} bytes of data"
+        elif isinstance(value, (numpy.ndarray, bytes, bytearray, torch.UntypedStorage, torch.TypedStorage)):
+            size = value.nbytes() if callable(getattr(value, "nbytes", None)) else memoryview(value).nbytes
+        else:
+            continue
+        if problem is None and place not in counted:
+            counted.add(place)
+            total += size
+            if total > limit:
+                problem = f"more data than the file has, {total:,} bytes"
+        if problem is not None:
+            raise UserError(
+                f"{name}: {entry[1:]} must be an array in the file, a dense tensor on the CPU; got {problem}"
+            )
+
+
+def _unusual(tensor: torch.Tensor) -> Optional[str]:
+    """What a tensor is other than dense and on the CPU; None if it is that."""
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.layout != torch.strided:
+        return f"a tensor of layout {tensor.layout}"
+    if tensor.is_quantized:
+        return "a quantised tensor"
+    return None if tensor.device.type == "cpu" else f"a tensor on the device {tensor.device.type}"
 
 
 def make_plain(state: Dict[str, Any], file: Any) -> None:

@@ -1,4 +1,4 @@
-"""A thousand checkpoints with unusual settings or parts: each one works, or raises a user error."""
+"""A hundred checkpoints with unusual settings or parts: each one works, or raises a user error."""
 
 import copy
 import random
@@ -15,7 +15,7 @@ from fairseq_modern.errors import is_user_error
 from tests.fairseq.models import SMALL
 from tests.fairseq.serving_cases import write_checkpoint, write_data
 
-NUMBER, SEED = 1000, 20
+NUMBER, SEED = 100, 20
 SECRET = "value-of-a-secret-variable"
 SHAPES = {
     "encoder.0": {"collaborative": True, "key_dim": 4, "scale": 0.25, "query_bias": False},

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import zipfile
 
 import numpy as np
 import pytest
@@ -62,6 +63,67 @@ def test_rejects_checkpoints_with_invalid_parts(tmp_path, part, message):
     path = write(tmp_path / "odd.pt", **{"model": MODEL, **part})
     with pytest.raises(UserError, match=rf"odd\.pt.* {message}"):
         checkpoints.average([path])
+
+
+class Call:
+    """Pickled as a call of a function."""
+
+    def __init__(self, *call):
+        self.call = call
+
+    def __reduce__(self):
+        return self.call[0], self.call[1:]
+
+
+UNUSUAL = {
+    "expanded": (lambda: torch.zeros(1).expand(3000, 3000), "36,000,000 bytes from 4 bytes of data"),
+    "windows": (lambda: torch.zeros(1000).unfold(0, 500, 1), "1,002,000 bytes from 4,000 bytes of data"),
+    "overlapping": (lambda: {f"x{n}": torch.zeros(1000).data[n:] for n in range(2)}, None),
+    "sparse": (lambda: torch.eye(3).to_sparse(), "a tensor of layout torch.sparse_coo"),
+    "quantised": (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "a quantised tensor"),
+    "meta": (lambda: torch.zeros(3, device="meta"), "a tensor on the device meta"),
+    "nested": (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), "a nested"),
+    "not in the file": (lambda: Call(torch.Tensor, 10**8), "more data than the file has, 400,000,000 bytes"),
+    "array": (lambda: Call(np.ndarray, (10**9,)), "more data than the file has, 8,000,000,000 bytes"),
+    "tied": (lambda: dict.fromkeys(map(str, range(99)), torch.ones(1000)), None),
+    "slice": (lambda: torch.arange(100.0)[3:7], None),
+    "transposed": (lambda: torch.zeros(3, 4).T, None),
+    "empty": (lambda: torch.zeros(1, 0).expand(5, 0), None),
+    "bfloat16": (lambda: torch.ones(3, dtype=torch.bfloat16), None),
+    "boolean": (lambda: torch.ones(3, dtype=torch.bool), None),
+}
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("part", ["model", "extra_state"])
+@pytest.mark.parametrize("kind", UNUSUAL)
+def test_accepts_only_dense_tensors_whose_data_are_in_the_file(tmp_path, kind, part, zipped):
+    make, message = UNUSUAL[kind]
+    value = make()
+    state = {"model": {"a": torch.ones(2)}, "extra_state": {}}
+    state[part].update(value if isinstance(value, dict) else {"x": value})
+    path = tmp_path / "odd.pt"
+    torch.save(state, path, _use_new_zipfile_serialization=zipped)
+    if message is None:
+        loaded = checkpoints.average([path])[0][part]
+        assert all(torch.equal(loaded[name], tensor) for name, tensor in state[part].items())
+    else:
+        with pytest.raises(UserError, match=rf"odd\.pt: {part}\.x must be .* in the file, .*; got {message}"):
+            checkpoints.average([path])
+
+
+def test_rejects_many_views_of_the_same_data_and_compressed_files(tmp_path):
+    data = torch.zeros(1000)
+    path = write(tmp_path / "views.pt", {f"x{n}": data[n:] for n in range(900)})
+    with pytest.raises(UserError, match=r"model\.x\d+ must be .*; got more data than the file has"):
+        checkpoints.load(path)
+    path = write(tmp_path / "stored.pt", {"x": data})
+    with zipfile.ZipFile(path) as stored, zipfile.ZipFile(tmp_path / "small.pt", "w", zipfile.ZIP_DEFLATED) as small:
+        for part in stored.infolist():
+            small.writestr(part.filename, stored.read(part))
+    assert torch.load(tmp_path / "small.pt", weights_only=False)["model"]["x"].equal(data)  # torch unpacks it
+    with pytest.raises(UserError, match=r"small\.pt was not loaded: .*it is compressed"):
+        checkpoints.load(tmp_path / "small.pt")
 
 
 @pytest.mark.parametrize("failing", ["torch.save", "os.replace", "os.fsync"])
