@@ -79,6 +79,7 @@ AFTER = {
         "cpu_training.patch",
         "hydra_train.patch_train",
         "optional_packages.patch",
+        "early_validation.patch",
         "fault_tolerance.patience.patch",
         "fault_tolerance.stopping.patch_train",
     ),

@@ -30,6 +30,11 @@ PATTERNS = (
         r"(?s)^(?:Runtime|Dist\w+)Error: .*(?:[Cc]onnection (?:closed|reset)|[Bb]roken pipe|remote process exit)",
         "another process of this training run has ended; see its message",
     ),
+    (
+        r"^AssertionError: (Sentences lengths should not exceed max_tokens=\d+)",
+        "{0}; raise --max-tokens, or for validation --max-tokens-valid",
+    ),
+    (r"^Exception: (The dataset is empty\..*)", "{0}"),
     (  # fairseq then searches for the first NaN, which fails (StopIteration) with current versions of torch
         "^FloatingPointError: .*(gradients are Nan/Inf|Minimum loss scale reached)",
         "training diverged ({0}); lower --lr, raise --warmup-updates or clip gradients (--clip-norm)",
@@ -65,7 +70,8 @@ def explain(error: BaseException) -> Optional[str]:
 
 def is_about_a_flag(error: Exception) -> bool:
     """Whether fairseq itself has raised the error, with a message that names a command-line flag."""
-    if not isinstance(error, (AssertionError, ValueError)) or not re.search(r"--[a-z]{2}", str(error)):
+    is_of_fairseq = type(error) is Exception or isinstance(error, (AssertionError, ValueError))
+    if not is_of_fairseq or not re.search(r"--[a-z]{2}", str(error)):
         return False
     modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
     return bool(modules) and modules[-1].partition(".")[0] in ("fairseq", "fairseq_cli", "__main__")

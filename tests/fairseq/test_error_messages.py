@@ -66,6 +66,14 @@ MISTAKES = {
         generate(*USER, "--path", "run"),
         "the checkpoint must be a file; got the folder run .*checkpoint_last.pt.*",
     ),
+    "a sentence longer than the positions": (
+        generate(*USER, "--path", SAVED, "--max-source-positions", "3"),
+        r"Size of sample #5 is invalid \(.* max_positions=\(3, .*\), skip .* --skip-invalid-size-inputs-valid-test",
+    ),
+    "a sentence longer than --max-tokens": (
+        generate(*USER, "--path", SAVED, "--max-tokens", "3"),
+        "Sentences lengths should not exceed max_tokens=3; raise --max-tokens, .*",
+    ),
     "other dictionary": (
         generate(*USER, "--path", SAVED, data="other dictionary"),
         rf"{SAVED} does not fit the model: encoder.embed_tokens.weight is \(32, 16\) in the file, "
