@@ -50,7 +50,7 @@ def read_pairs(testsets: Path, stem: str) -> List[Pair]:
         paths = [path for code in codes for path in sorted(testsets.glob(f"**/{stem}.{code}")) if path.is_file()]
         if not paths:
             raise UserError(f"{testsets} has neither {stem}.{codes[0]} nor {stem}.{codes[1]}")
-        lines = paths[0].read_text(encoding="utf-8").split("\n")[:-1]
+        lines = paths[0].read_bytes().decode("utf-8").split("\n")[:-1]  # read_text() would also split at "\r"
         sides.append([line.strip() for line in lines])
     return list(zip(*sides, strict=True))
 

@@ -88,7 +88,7 @@ def print_help() -> None:
 
 def print_example(texts: Path, model: Path, languages: Tuple[str, str]) -> None:
     """Print a command that translates the first test sentence."""
-    with open(texts / f"test.{languages[0]}", encoding="utf-8") as stream:
+    with open(texts / f"test.{languages[0]}", encoding="utf-8", newline="\n") as stream:
         sentence = stream.readline().strip()
     folder = os.path.relpath(model) if model.is_relative_to(Path.cwd()) else str(model)
     sys.stdout.write(f"Try it: collab translate {shlex.quote(folder)} <<< {shlex.quote(sentence)}\n")

@@ -8,6 +8,7 @@ from collab_fairseq.records import figures, table
 from collab_fairseq.records.files import write_text
 from collab_fairseq.records.rows import load_run
 from collab_fairseq.scoring.generate_log import read_translations
+from collab_fairseq.scoring.references import read_lines
 
 COLUMNS = (
     *("heads", "key_dim", "parameters", "valid_loss", "compound_split", "sacrebleu"),
@@ -20,7 +21,7 @@ def examples(texts: Path, languages: Tuple[str, str], runs: Sequence[Path]) -> s
     """Some test sentences with the reference and the translation of each run, if possible where these differ."""
     versions: Dict[str, List[str]] = {}
     for side, language in zip(("source", "reference"), languages, strict=True):
-        versions[side] = (texts / f"test.{language}").read_text(encoding="utf-8").split("\n")
+        versions[side] = read_lines(texts / f"test.{language}")
     translations = {run.name: read_translations([run / "test.generate.log"]).hypotheses for run in runs}
     versions.update(translations)
     sentences = list(zip(*translations.values(), strict=True))

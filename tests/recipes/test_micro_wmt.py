@@ -58,6 +58,12 @@ def make(folder, check=True):
     return run("python", ROOT / "data_prep" / "micro_wmt_corpus.py", *sources, *checksums, check=check)
 
 
+def test_lines_of_test_sets_end_at_newlines_only(tmp_path):
+    (tmp_path / "set.en").write_bytes(b"a\rb\nc\r\n")
+    (tmp_path / "set.de").write_bytes(b"A B\nC\n")
+    assert corpus.read_pairs(tmp_path, "set") == [("a\rb", "A B"), ("c", "C")]
+
+
 def test_corpus_is_made_prepared_and_trained_on_by_any_cpu(sources):
     folder, expected = sources
     make(folder)
