@@ -31,6 +31,7 @@ AFTER = {
     ),
     "fairseq.data.codedataset": ("loading.patch",),
     "fairseq.data.data_utils": ("removed_names.patch",),
+    "fairseq.data.dictionary": ("dictionary_flags.patch",),
     "fairseq.data.huffman.huffman_coder": ("removed_names.patch_bits",),
     "fairseq.data.indexed_dataset": ("index_overflow.patch", "truncated_data.patch", "line_ends.patch"),
     "fairseq.data.iterators": ("prefetching.patch", "fault_tolerance.position.patch_iterator"),
@@ -61,6 +62,7 @@ AFTER = {
     "fairseq.tasks": ("error_messages.patch",),
     "fairseq.tasks.fairseq_task": ("amp.patch_task", "plugins.patch_task"),
     "fairseq.tasks.translation": ("error_messages.patch",),
+    "fairseq.tasks.translation_from_pretrained_bart": ("bart_task.patch",),
     "fairseq.trainer": (
         "amp.patch_trainer",
         "plugins.patch",

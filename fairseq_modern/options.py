@@ -1,6 +1,8 @@
 """Defects of fairseq's command line.
 
 - `--bf16` is parsed as `--tpu`, so that training in bf16 requires torch_xla. Check: the command has no `--tpu`.
+- `python -m torch.distributed.launch` passes `--local-rank`, but fairseq knows only `--local_rank`. Check: it has the
+  latter.
 - `--help` with `--arch` does not list the flags of that model. Check: the command has both.
 - `fairseq-validate` requires `--task`, although it uses the task of the checkpoint. Check: none is given.
 - The error for an unknown model, task, criterion or optimizer does not name `--user-dir`. Check: its text.
@@ -39,6 +41,14 @@ def patch(module: ModuleType) -> None:
         if getattr(args, "tpu", False) and "--tpu" not in words and not parser.get_default("tpu"):
             args.tpu = False
         return parsed
+
+    @wrap(module)
+    def add_distributed_training_args(original, parser, *args, **options):
+        group = original(parser, *args, **options)
+        action = parser._option_string_actions.get("--local_rank")
+        if action is not None:
+            parser._option_string_actions.setdefault("--local-rank", action)
+        return group
 
     @wrap(module)
     def get_parser(original, *args, **options):

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fairseq import options, utils
-from fairseq.data import data_utils, indexed_dataset
+from fairseq import options, tasks, utils
+from fairseq.data import Dictionary, data_utils, indexed_dataset
 from fairseq.data.huffman import HuffmanCodeBuilder
 from fairseq.data.language_pair_dataset import LanguagePairDataset
 from fairseq.data.token_block_dataset import TokenBlockDataset
@@ -232,6 +232,52 @@ def test_only_the_flag_tpu_means_a_tpu(flags, tpu, bf16):
         parsed = options.parse_args_and_arch(parser, ["data", "--arch", "transformer_tiny", *flags], parse_known)
         args = parsed[0] if parse_known else parsed
         assert (args.tpu, args.bf16) == (tpu, bf16)
+
+
+@pytest.mark.parametrize("flag", ["--local-rank", "--local_rank"])
+def test_accepts_the_rank_that_torch_distributed_launch_passes(flag):
+    """A dash since torch 2.0."""
+    training = ["data", "--arch", "transformer_tiny", f"{flag}=3"]
+    for parser, words in (
+        (options.get_training_parser(), training),
+        (options.get_generation_parser(), ["data", f"{flag}=3"]),
+        (options.get_validation_parser(), ["data", f"{flag}=3"]),
+    ):
+        assert options.parse_args_and_arch(parser, words).device_id == 3
+
+
+# --- dictionaries and tasks ------------------------------------------------------------------------------------------
+
+
+def test_dictionaries_keep_symbols_that_overwrite_others(tmp_path, monkeypatch):
+    original, saved = tmp_path / "dict.txt", tmp_path / "saved.txt"
+    original.write_text("a 9\nb 8\na 7 #fairseq:overwrite\nc 6\n<pad> 1 #fairseq:overwrite\n", encoding="utf-8")
+    dictionary = Dictionary.load(str(original))
+    dictionary.save(str(saved))
+    assert saved.read_bytes() == original.read_bytes()
+    loaded = Dictionary.load(str(saved))
+    assert (loaded.symbols, loaded.count, loaded.indices) == (dictionary.symbols, dictionary.count, dictionary.indices)
+    monkeypatch.setattr(Dictionary, "_save", Dictionary._save.__wrapped__)
+    dictionary.save(str(saved))
+    with pytest.raises(RuntimeError, match="Duplicate word"):
+        Dictionary.load(str(saved))
+
+
+def test_the_task_of_pretrained_bart_loads_pairs_with_languages(tiny_data, monkeypatch):
+    def load(name, *more):
+        parser = options.get_training_parser()
+        words = [str(tiny_data), "--arch", "transformer_tiny", "--task", name, *more]
+        task = tasks.setup_task(options.parse_args_and_arch(parser, words))
+        task.load_dataset("valid")
+        return task
+
+    plain, bart = load("translation"), load("translation_from_pretrained_bart", "--langs", "src,tgt")
+    for side, lang in (("source", "src"), ("target", "tgt")):
+        expected = [*plain.dataset("valid")[3][side].tolist(), bart.source_dictionary.index(f"[{lang}]")]
+        assert bart.dataset("valid")[3][side].tolist() == expected
+    monkeypatch.delattr(type(bart), "args")
+    with pytest.raises(AttributeError, match="args"):
+        bart.load_dataset("valid")
 
 
 # --- the encoder layer -----------------------------------------------------------------------------------------------
