@@ -145,7 +145,8 @@ def data(data_bin: Path) -> Finding:
         return Finding("data", "warn", f"there is no {CHECKSUMS} to compare with", "create one with sha256sum")
     listing, remedy = folders[0] / CHECKSUMS, "prepare the data again (data_prep)"
     try:
-        names, damaged = read_checksums(listing), damaged_files(folders[0])
+        part = os.path.relpath(data_bin, folders[0])
+        names, damaged = read_checksums(listing), damaged_files(folders[0], complete=[part])
     except ValueError:
         return Finding("data", "fail", f"{listing} must have a checksum and a name per line", remedy)
     if not any(data_bin.absolute() in (folders[0].absolute() / name).parents for name in names):

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import stat
-from typing import IO, TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Union
+from typing import IO, TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List, Optional, Union
 
 if TYPE_CHECKING:
     import filelock
@@ -201,19 +201,23 @@ def read_checksums(path: PathLike) -> Dict[str, str]:
     """Return file → SHA-256 checksum from a list as written by sha256sum."""
     with open(path, encoding="utf-8") as stream:
         rows = [line.rstrip("\n").split(maxsplit=1) for line in stream if line.strip()]
-    return {name.lstrip("*"): digest for digest, name in rows}
+    return {os.path.normpath(name.lstrip("*")): digest for digest, name in rows}
 
 
-def damaged_files(folder: PathLike, verified: Optional[Dict[str, List[int]]] = None) -> List[str]:
-    """Return the files of a folder that are missing or differ from its SHA256SUMS.
+def damaged_files(
+    folder: PathLike, verified: Optional[Dict[str, List[int]]] = None, complete: Iterable[str] = ("data-bin", "raw")
+) -> List[str]:
+    """Return the files of a folder that are missing, differ from its SHA256SUMS, or should be listed there.
 
     Args:
         verified: file → size and modification time (ns) when it was last verified. A file for which both are unchanged
             is not read again. Files that are verified now are added.
+        complete: subfolders whose files must all be listed: fairseq also reads shards (train1, …) that nobody named.
     """
     damaged = []
     verified = {} if verified is None else verified
-    for name, digest in read_checksums(os.path.join(folder, CHECKSUMS)).items():
+    checksums = read_checksums(os.path.join(folder, CHECKSUMS))
+    for name, digest in checksums.items():
         path = os.path.join(folder, name)
         if not os.path.isfile(path):
             damaged.append(name)
@@ -226,4 +230,10 @@ def damaged_files(folder: PathLike, verified: Optional[Dict[str, List[int]]] = N
             verified[name] = stamp
         else:
             damaged.append(name)
+    for part in complete:
+        path = os.path.join(folder, part)
+        for name in sorted(os.listdir(path)) if os.path.isdir(path) else []:
+            is_data = os.path.isfile(os.path.join(path, name)) and not name.startswith(".") and name != CHECKSUMS
+            if is_data and (relative := os.path.normpath(os.path.join(part, name))) not in checksums:
+                damaged.append(relative)
     return damaged

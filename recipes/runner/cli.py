@@ -62,8 +62,7 @@ def do_steps(run: RecipeRun, step: str, other_average: bool) -> None:
         with joined(run.machine, run.recipe.node_timeout) as others:
             data.prepare(run)
             data.verify(run)
-            identity = {"name": run.name, "data": data.fingerprint(run.data), **settings.identity(run.cfg)}
-            keep_settings(run.output, identity)
+            keep_settings(run.output, run.identity())
             others.start()
             training.train(run, others.check)
     else:

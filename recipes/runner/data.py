@@ -1,21 +1,24 @@
 """Data of a run: prepared if missing, verified by checksums before they are used."""
 
 import contextlib
+import hashlib
 import json
 import zlib
 from pathlib import Path
-from typing import Dict, List
+from typing import TYPE_CHECKING, Any, Dict, List, Union
 
 from collab_fairseq.records.files import write_text
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import CHECKSUMS, damaged_files, read_checksums
 
 from .process import run_logged
-from .recipe_run import RecipeRun
 from .settings import PYTHON, ROOT
 
+if TYPE_CHECKING:
+    from .recipe_run import RecipeRun
 
-def prepare(run: RecipeRun) -> None:
+
+def prepare(run: "RecipeRun") -> None:
     """Prepare the data if they are missing."""
     if (run.data / "data-bin").is_dir() and (run.data / "prepared.txt").is_file():
         return
@@ -24,11 +27,11 @@ def prepare(run: RecipeRun) -> None:
         raise UserError("the data could not be prepared (see above)")
 
 
-def verify(run: RecipeRun) -> None:
+def verify(run: "RecipeRun") -> None:
     """Compare the data with their checksums. Files that have not changed since the last time are not read again.
 
     Raises:
-        UserError: a file is missing or damaged, or there are no checksums.
+        UserError: a file is missing or damaged, a file of data-bin or raw is not listed, or there are no checksums.
     """
     stamps = run.output / "verified.json"
     verified: Dict[str, List[int]] = {}
@@ -39,15 +42,22 @@ def verify(run: RecipeRun) -> None:
     except FileNotFoundError as error:
         raise UserError(f"{run.data} has no {CHECKSUMS}; {_remedy(run)}") from error
     if damaged:
-        raise UserError(f"{run.data / damaged[0]} is missing or damaged (it differs from {CHECKSUMS}); {_remedy(run)}")
+        raise UserError(f"{run.data / damaged[0]} is missing, damaged or not listed in {CHECKSUMS}; {_remedy(run)}")
     write_text(json.dumps(verified, indent=1), stamps)
 
 
-def fingerprint(data: Path) -> int:
-    """A number that identifies the prepared data: CRC-32 of their checksums."""
-    checksums = sorted(set(read_checksums(data / CHECKSUMS).values()))
-    return zlib.crc32("\n".join(checksums).encode())
+def fingerprint(data: Path, kept: Any = None) -> Union[int, str]:
+    """Identifies the prepared data: SHA-256 of the names and checksums of all files.
+
+    Args:
+        kept: fingerprint to compare with. Earlier versions kept a number, the CRC-32 of the checksums without names.
+    """
+    checksums = read_checksums(data / CHECKSUMS)
+    if isinstance(kept, int):
+        return zlib.crc32("\n".join(sorted(set(checksums.values()))).encode())
+    lines = [f"{digest}  {name}\n" for name, digest in sorted(checksums.items())]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def _remedy(run: RecipeRun) -> str:
+def _remedy(run: "RecipeRun") -> str:
     return f"prepare the data again: {run.recipe.prepare} --output {run.data} --force"

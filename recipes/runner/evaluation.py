@@ -48,8 +48,7 @@ def evaluate(run: RecipeRun) -> None:
 
 def check_decoding(run: RecipeRun) -> None:
     """Check that the data and the settings of decoding are those of the run in the folder."""
-    requested = {"data": data.fingerprint(run.data), **identity(run.cfg)}
-    check_settings(run.output, of_decoding(kept_settings(run.output)), of_decoding(requested))
+    check_settings(run.output, of_decoding(kept_settings(run.output)), of_decoding(run.identity()))
 
 
 def of_decoding(settings: Dict[str, Any]) -> Dict[str, Any]:

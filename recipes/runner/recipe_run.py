@@ -2,15 +2,16 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional
 
 from omegaconf import DictConfig
 
 from fairseq_modern.errors import UserError
 
+from .data import fingerprint
 from .folder import kept_settings
 from .machine import Machine
-from .settings import stage_ends, test_sets
+from .settings import identity, stage_ends, test_sets
 
 
 class Average(NamedTuple):
@@ -49,6 +50,11 @@ class RecipeRun:
     def __post_init__(self) -> None:
         self.recipe = self.cfg.recipe
         self.checkpoints = self.output / "checkpoints"
+
+    def identity(self) -> Dict[str, Any]:
+        """What identifies the run in its folder: name, data and settings."""
+        data = fingerprint(self.data, kept_settings(self.output).get("data"))
+        return {"name": self.name, "data": data, **identity(self.cfg)}
 
     @property
     def updates(self) -> int:

@@ -116,7 +116,7 @@ def check_existing(folder: Path, settings: Dict[str, Any], data: Path) -> None:
         existing = kept_settings(folder)
         requested = {"name": existing.get("name"), "data": existing.get("data"), **settings}
         if (data / CHECKSUMS).is_file():
-            requested["data"] = fingerprint(data)
+            requested["data"] = fingerprint(data, existing.get("data"))
         check_settings(folder, existing, requested)
     elif (folder / "record.json").is_file():  # only the record was copied here
         logger.warning("%s has no settings.yaml: its settings are not checked", folder)

@@ -5,9 +5,11 @@ import re
 import shlex
 import shutil
 import subprocess
+import zlib
 
 import pieces
 import pytest
+from runner.data import fingerprint
 
 from collab_fairseq import checkpoints
 from collab_fairseq.records.rows import load_run
@@ -64,13 +66,46 @@ def test_damaged_data_are_not_used(data, unaveraged, tmp_path):
     content = bytearray(file.read_bytes())
     content[7] ^= 1
     file.write_bytes(bytes(content))
-    message = f"{file} is missing or damaged (it differs from SHA256SUMS); prepare the data again: data_prep/toy.sh"
+    message = f"{file} is missing, damaged or not listed in SHA256SUMS; prepare the data again: data_prep/toy.sh"
     rejected(recipe(damaged, tmp_path / "new", check=False), message)
     assert not (tmp_path / "new" / "checkpoints").exists()
     rejected(recipe(damaged, unaveraged, check=False), message)
     assert not list(unaveraged.glob("test.*"))
     (damaged / "SHA256SUMS").unlink()
     rejected(recipe(damaged, tmp_path / "new", check=False), "has no SHA256SUMS; prepare the data again")
+
+
+def test_every_file_of_the_data_is_listed(data, tmp_path):
+    """fairseq also trains with shards of the training set."""
+    copied = shutil.copytree(data, tmp_path / "data")
+    shard = copied / "data-bin" / "train1.en-de.en.idx"
+    shutil.copy(copied / "data-bin" / "train.en-de.en.idx", shard)
+    lines = (copied / "SHA256SUMS").read_text().splitlines(keepends=True)
+    without_raw = [line for line in lines if " raw/" not in line]
+    rejected(recipe(copied, tmp_path / "new", check=False), f"{shard} is missing, damaged or not listed in SHA256SUMS")
+    shard.unlink()
+    for name, listed in (("data-bin/dict.de.txt", []), ("raw/test.de", without_raw)):
+        (copied / "SHA256SUMS").write_text("".join(listed))
+        rejected(recipe(copied, tmp_path / "new", check=False), f"{copied / name} is missing, damaged or not listed")
+    assert not (tmp_path / "new" / "checkpoints").exists()
+
+
+def test_fingerprint_includes_names_and_that_of_earlier_versions_remains_valid(data, unaveraged, tmp_path):
+    swapped = tmp_path / "data"
+    swapped.mkdir()
+    text = (data / "SHA256SUMS").read_text()
+    exchanged = text.replace("/valid.", "/other.").replace("/test.", "/valid.").replace("/other.", "/test.")
+    (swapped / "SHA256SUMS").write_text(exchanged)
+    assert fingerprint(swapped) != fingerprint(data)
+    settings = unaveraged / "settings.yaml"
+    content = settings.read_text()
+    assert f"data: {fingerprint(data)}" in content
+    digests = sorted({line.split()[0] for line in text.splitlines()})
+    number = zlib.crc32("\n".join(digests).encode())
+    settings.write_text(content.replace(fingerprint(data), str(number)))
+    recipe(data, unaveraged)
+    settings.write_text(content.replace(fingerprint(data), str(number + 1)))
+    rejected(recipe(data, unaveraged, check=False), f"data {number + 1} (requested: {number})")
 
 
 def interval_checkpoints(output):
