@@ -3,24 +3,15 @@
 import re
 import shlex
 from argparse import Namespace
-from typing import Any, Dict, List
+from typing import Any, List
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from .settings import USER_DIR, SettingsError, reject_missing
-from .validation import check, first_line
+from .validation import check, first_line, reject_reserved
 
-#: settings that an option of the recipe determines
-SET_BY_OPTIONS = {
-    "common.cpu": "--device",
-    "common.amp": "--precision",
-    "common.bf16": "--precision",
-    "common.user_dir": "recipe.training_module",
-    "checkpoint.save_dir": "--output",
-    "task.data": "--data",
-}
 #: overrides of --fast
 FAST = [
     "criterion._name=label_smoothed_cross_entropy_chunked",
@@ -39,7 +30,8 @@ def merge(cfg: DictConfig, args: Namespace, words: List[str]) -> DictConfig:
         words: `SECTION.NAME=VALUE` arguments.
     """
     options = {name: value for name, value in vars(args).items() if "." in name and value is not None}
-    _reject_conflicts(args, options, words)
+    if args.stock and (args.fast or {"model.collaborative_heads", "model.key_dim"} & set(options)):
+        raise SettingsError("--stock excludes --heads, --key-dim and --fast")
     recipe = stock(cfg) if args.stock else cfg
     standard_heads = options.get("model.collaborative_heads") == "none"
     variant_words = variant(cfg, args.variant) if args.variant else []
@@ -56,22 +48,11 @@ def merge(cfg: DictConfig, args: Namespace, words: List[str]) -> DictConfig:
     ]
     merged: Any = OmegaConf.merge(*layers)
     check(merged)
-    for name, option in SET_BY_OPTIONS.items():  # of an argument, a variant or a YAML file
-        if OmegaConf.select(merged, name):
-            raise SettingsError(f"{name} is set by this recipe; give {option}")
+    reject_reserved(merged)  # of an argument, a variant or a YAML file
     if not any(word.startswith("checkpoint.save_interval_updates=") for word in (*variant_words, *words)):
         _keep_number_of_checkpoints(merged, recipe)
     merged.common.user_dir = None if args.stock else USER_DIR
     return merged  # type: ignore[no-any-return]
-
-
-def _reject_conflicts(args: Namespace, options: Dict[str, Any], words: List[str]) -> None:
-    for word in words:
-        name = word.partition("=")[0]
-        if name in SET_BY_OPTIONS:
-            raise SettingsError(f"{name} is set by this recipe; give {SET_BY_OPTIONS[name]}")
-    if args.stock and (args.fast or {"model.collaborative_heads", "model.key_dim"} & set(options)):
-        raise SettingsError("--stock excludes --heads, --key-dim and --fast")
 
 
 def _keep_number_of_checkpoints(cfg: DictConfig, recipe: DictConfig) -> None:

@@ -25,6 +25,8 @@ TRAINING_SECTIONS = (
     *("common", "task", "model", "criterion", "optimizer", "lr_scheduler", "optimization"),
     *("dataset", "checkpoint", "distributed_training"),
 )
+#: sections that become flags of fairseq-generate
+DECODING_SECTIONS = ("generation", "common_eval")
 #: settings that do not identify a run: its machine, its paths, its log
 NOT_IDENTIFYING = {
     *("common.user_dir", "common.cpu", "common.fp16", "common.bf16"),
@@ -115,7 +117,7 @@ def load(recipe: str, config: Optional[str] = None) -> DictConfig:
             if not isinstance(value, dict):
                 raise SettingsError(f"{section} in {config} must be a section of settings; got {shown(value)}")
         if values.get("checkpoint", {}).get("save_dir") not in (None, MISSING, of_hydra):
-            raise SettingsError("checkpoint.save_dir is set by this recipe; give --output")
+            raise SettingsError("checkpoint.save_dir must be left out: give --output")
         reject_missing(cfg, values)
         cfg = OmegaConf.merge(cfg, overrides)
     cfg.pop("hydra", None)

@@ -12,11 +12,21 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from fairseq_modern.errors import is_user_error
 
-from .settings import TRAINING_SECTIONS, USER_DIR, Recipe, SettingsError, leaves, shown, stage_ends, test_sets
+from .settings import (
+    DECODING_SECTIONS,
+    TRAINING_SECTIONS,
+    USER_DIR,
+    Recipe,
+    SettingsError,
+    leaves,
+    shown,
+    stage_ends,
+    test_sets,
+)
 
 logger = logging.getLogger("recipe")
 
-SECTIONS = (*TRAINING_SECTIONS, "generation", "common_eval", "recipe")
+SECTIONS = (*TRAINING_SECTIONS, *DECODING_SECTIONS, "recipe")
 #: settings without a value until the run starts
 SET_LATER = {"common.user_dir", "checkpoint.save_dir", "task.data"}
 #: settings whose values must be at least 1
@@ -37,12 +47,31 @@ NOT_NEGATIVE = (
     *("common.seed", "dataset.num_workers", "dataset.validate_interval_updates"),
     *("optimization.clip_norm", "optimizer.weight_decay", "lr_scheduler.warmup_updates"),
 )
-#: settings that end training before optimization.max_update, or leave out checkpoints or a part of them
-UNSUPPORTED = (
-    *("optimization.max_epoch", "optimization.stop_time_hours", "checkpoint.patience"),
-    *("checkpoint.no_save", "checkpoint.no_last_checkpoints", "checkpoint.no_save_optimizer_state"),
-    "dataset.validate_after_updates",
-)
+#: what to do instead → settings that a recipe sets itself, or with which a step could not use the results of an earlier
+#: one. They may only have fairseq's default
+RESERVED = {
+    "give --device": "common.cpu common.tpu distributed_training.distributed_backend",
+    "give --precision": "common.amp common.bf16 common.memory_efficient_bf16 common.memory_efficient_fp16",
+    "give --output": "checkpoint.save_dir",
+    "give --data": "task.data",
+    "give recipe.tests": "dataset.gen_subset",
+    "give recipe.training_module": "common.user_dir",
+    "a recipe resumes from its checkpoints, and averages the last ones before optimization.max_update": (
+        "optimization.max_epoch optimization.stop_time_hours checkpoint.patience dataset.validate_after_updates "
+        "checkpoint.no_save checkpoint.no_last_checkpoints checkpoint.no_save_optimizer_state "
+        "checkpoint.checkpoint_suffix checkpoint.checkpoint_shard_count checkpoint.write_checkpoints_asynchronously "
+        "checkpoint.model_parallel_size common.model_parallel_size distributed_training.use_sharded_state"
+    ),
+    "a recipe starts the training processes": (
+        "distributed_training.distributed_rank distributed_training.distributed_init_method "
+        "distributed_training.distributed_port distributed_training.distributed_no_spawn "
+        "distributed_training.distributed_num_procs distributed_training.nprocs_per_node "
+        "distributed_training.device_id"
+    ),
+    "a recipe translates with the averages of its run": "common_eval.path common_eval.model_overrides",
+    "a recipe translates without references": "generation.score_reference generation.prefix_size",
+    "a recipe scores the output of fairseq-generate": "common_eval.quiet common_eval.results_path",
+}
 #: common names of settings → fairseq's, or this project's
 ALIASES = {
     "learning_rate": "optimization.lr",
@@ -87,6 +116,17 @@ def check(cfg: DictConfig) -> Dict[str, DictConfig]:
             if isinstance(value, bool) and isinstance(OmegaConf.select(complete[section], name), str):
                 raise SettingsError(f"{section}.{name} must be text, in quotes if YAML reads a boolean; got {value}")
     return complete  # type: ignore[return-value]
+
+
+def reject_reserved(cfg: DictConfig) -> None:
+    """Reject settings in `RESERVED`, unless they have fairseq's default."""
+    schemas = _schemas(cfg)
+    for instead, names in RESERVED.items():
+        for name in names.split():
+            section, _, key = name.partition(".")
+            value, default = OmegaConf.select(cfg, name), getattr(schemas.get(section), key, None)
+            if value not in (None, default):
+                raise SettingsError(f"{name} must be left out: {instead}; got {shown(value)}")
 
 
 def first_line(error: Exception) -> str:
@@ -161,13 +201,10 @@ def validate(cfg: DictConfig) -> None:
 
 
 def _check_ranges(complete: DictConfig) -> None:
-    for name in UNSUPPORTED:
-        value = OmegaConf.select(complete, name)
-        if value and value > 0:
-            raise SettingsError(
-                f"{name} must be left out: a recipe resumes from its checkpoints, and averages the last ones before "
-                f"optimization.max_update; got {shown(value)}"
-            )
+    if complete.common.log_format != "json":
+        raise SettingsError(
+            f"common.log_format must be json, which a recipe reads; got {shown(complete.common.log_format)}"
+        )
     if len(_values(complete, "optimization.update_freq")) > 1:
         raise SettingsError(
             f"optimization.update_freq must be one number in a recipe; got {complete.optimization.update_freq}"
@@ -226,13 +263,27 @@ def _build(cfg: DictConfig, complete: DictConfig) -> None:
         section = "optimizer"
         optimizer = optim.build_optimizer(complete.optimizer, list(model.parameters()))
         section = "lr_scheduler"
-        build_lr_scheduler(complete.lr_scheduler, optimizer)
+        scheduler = build_lr_scheduler(complete.lr_scheduler, optimizer)
+        _check_lowest_rate(scheduler, complete.optimization)
     except Exception as error:
         if is_user_error(error):
             raise SettingsError(str(error)) from error
         raise SettingsError(
             f"fairseq cannot build {section} from these settings: {type(error).__name__}: {error}"
         ) from error
+
+
+def _check_lowest_rate(scheduler: Any, optimization: DictConfig) -> None:
+    """Reject a value of stop_min_lr that ends training before max_update."""
+    if optimization.stop_min_lr < 0:  # fairseq's default
+        return
+    updates = range(0, optimization.max_update, max(1, optimization.max_update // 1000))
+    lowest = min(scheduler.step_update(update) for update in updates)
+    if lowest <= optimization.stop_min_lr:
+        raise SettingsError(
+            f"optimization.stop_min_lr must be below the learning rate of every update, {lowest:g}; "
+            f"got {optimization.stop_min_lr}"
+        )
 
 
 def check_test_sets(cfg: DictConfig, valid: bool) -> None:

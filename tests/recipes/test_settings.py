@@ -5,9 +5,11 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from fairseq.dataclass.configs import CommonEvalConfig
 from omegaconf import OmegaConf
 from runner import cli, machine, settings
 from runner.evaluation import export
@@ -39,7 +41,7 @@ def call(capsys, monkeypatch):
     def call(script, *words):
         argv = [str(word) for word in words]
         status = guarded(script.parent.name, lambda: cli.main(script, argv))
-        return subprocess.CompletedProcess(argv, status, stderr=capsys.readouterr().err)
+        return subprocess.CompletedProcess(argv, status, *capsys.readouterr())
 
     return call
 
@@ -76,6 +78,12 @@ def assert_accepted(done):
         ("checkpoint.no_last_checkpoints=true", "checkpoint.no_last_checkpoints must be left out"),
         ("checkpoint.no_save_optimizer_state=true", "checkpoint.no_save_optimizer_state must be left out"),
         ("dataset.validate_after_updates=9", "dataset.validate_after_updates must be left out"),
+        ("optimization.stop_min_lr=1", "stop_min_lr must be below the learning rate of every update, 1e-07; got 1.0"),
+        ("checkpoint.checkpoint_suffix=_x", "checkpoint.checkpoint_suffix must be left out"),
+        ("common.log_format=simple", "common.log_format must be json, which a recipe reads; got simple"),
+        ("distributed_training.distributed_init_method=x", "must be left out: a recipe starts the training processes"),
+        ("dataset.gen_subset=valid", "dataset.gen_subset must be left out: give recipe.tests; got valid"),
+        ("generation.score_reference=true", "generation.score_reference must be left out: a recipe translates without"),
         ("optimization.epochs=3", "epochs is not a setting; did you mean optimization.max_update?"),
         ("optimization.max_epoch=3", "optimization.max_epoch must be left out"),
         ("optimization.stop_time_hours=0.5", "optimization.stop_time_hours must be left out"),
@@ -85,8 +93,8 @@ def assert_accepted(done):
         ("ema.store_ema=true", "ema is not a section of a recipe's settings"),
         ("optimization.clip_norm=high", "optimization.clip_norm: Value 'high' of type 'str' could not be converted"),
         ("optimization.lr=[1", "optimization.lr=[1: "),
-        ("common.cpu=true", "common.cpu is set by this recipe; give --device"),
-        ("common.amp=true", "common.amp is set by this recipe; give --precision"),
+        ("common.cpu=true", "common.cpu must be left out: give --device"),
+        ("common.amp=true", "common.amp must be left out: give --precision"),
         ("checkpoint.keep_interval_updates=1", "--average must be at most 1, the number of checkpoints kept; got 5"),
         ("model=hello", "an override must be a setting such as optimization.lr=[0.001]; got 'model=hello'"),
     ],
@@ -114,9 +122,20 @@ def test_a_request_for_gpus_is_rejected_without_gpus(call, tmp_path, monkeypatch
     assert_rejected(done, "there is no run in", status=1)  # needs no GPU
 
 
+def test_the_model_and_the_output_of_translations_are_those_of_the_recipe(call):
+    """All settings of fairseq-generate's files, whatever there are."""
+    values = {field.name: "true" if field.default is False else "x" for field in fields(CommonEvalConfig)}
+    assert {"path", "quiet", "results_path"} < values.keys()
+    for name in values.keys() - {"_name", "post_process"}:
+        done = call(TOY / "run.sh", f"common_eval.{name}={values[name]}", "--device", "cpu", "--dry-run")
+        assert_rejected(done, f"common_eval.{name} must be left out: a recipe ")
+    assert_accepted(call(TOY / "run.sh", "common_eval.quiet=false", "--device", "cpu", "--dry-run"))  # the default
+
+
 @pytest.mark.parametrize(
     "words",
     [
+        "optimization.stop_min_lr=1e-8",
         "model.compile=true",
         "model.head_gates=encoder criterion._name=label_smoothed_cross_entropy_with_gates",
         "model._name=transformer_collab model.activation_fn=gelu model.checkpoint_activations=true",
@@ -223,16 +242,16 @@ def test_sweep_rejects_finished_runs_of_other_settings_or_data(call, caplog, tmp
         ("recipe: {variants: null}", "recipe.variants: "),
         ('recipe: {variants: {a: "model.dropout=\'0.1"}}', "recipe.variants.a must be words as in a shell"),
         ("checkpoint: {save_interval_updates: x}", "checkpoint.save_interval_updates: Value 'x'"),
-        ("{common: {amp: true}, recipe: {variants: {a: ''}}}", "common.amp is set by this recipe; give --precision"),
+        ("{common: {amp: true}, recipe: {variants: {a: ''}}}", "common.amp must be left out: give --precision"),
         ("banana: {a: 1}", "banana is not a section of a recipe's settings"),
-        ("{common: {bf16: true}, recipe: {variants: {a: ''}}}", "common.bf16 is set by this recipe; give --precision"),
-        ("{task: {data: /my/data-bin}, recipe: {variants: {a: ''}}}", "task.data is set by this recipe; give --data"),
-        ("recipe: {variants: {a: checkpoint.save_dir=/x}}", "checkpoint.save_dir is set by this recipe; give"),
+        ("{common: {bf16: true}, recipe: {variants: {a: ''}}}", "common.bf16 must be left out: give --precision"),
+        ("{task: {data: /my/data-bin}, recipe: {variants: {a: ''}}}", "task.data must be left out: give --data"),
+        ("recipe: {variants: {a: checkpoint.save_dir=/x}}", "checkpoint.save_dir must be left out: give"),
         (
             "{checkpoint: {save_dir: /x}, recipe: {variants: {a: ''}}}",
-            "checkpoint.save_dir is set by this recipe; give",
+            "checkpoint.save_dir must be left out: give",
         ),
-        ("recipe: {variants: {a: common.cpu=true}}", "common.cpu is set by this recipe; give --device"),
+        ("recipe: {variants: {a: common.cpu=true}}", "common.cpu must be left out: give --device"),
         ("task: {target_lang: no}", "task.target_lang must be text, in quotes if YAML reads a boolean; got False"),
         ("[", "FILE is not a YAML file of settings: "),
         ("- a", "FILE must contain sections of settings; got a list"),
