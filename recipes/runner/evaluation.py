@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import shlex
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -24,7 +25,7 @@ from .folder import check_settings, kept_settings
 from .process import run_logged
 from .programs import collab, tool
 from .recipe_run import Average, RecipeRun
-from .settings import ROOT, flags, identity
+from .settings import DECODING_SECTIONS, ROOT, decoding, flags
 
 logger = logging.getLogger("recipe")
 
@@ -35,10 +36,11 @@ def evaluate(run: RecipeRun) -> None:
     if not main_result.exists():
         raise UserError(f"there is no {main_result.name} in {run.output}; average.sh makes it")
     data.verify(run)
-    check_decoding(run)
+    check_data(run)
     for average in run.finished_averages():
+        model = checkpoints.sha256(run.average_file(average))
         for split, name in run.test_sets.items():
-            translate(run, average, split, name)
+            translate(run, average, split, name, model)
         for name in run.test_sets.values():
             score(run, average, name)
         record(run, average)
@@ -46,28 +48,33 @@ def evaluate(run: RecipeRun) -> None:
             publish(run)
 
 
-def check_decoding(run: RecipeRun) -> None:
-    """Check that the data and the settings of decoding are those of the run in the folder."""
-    check_settings(run.output, of_decoding(kept_settings(run.output)), of_decoding(run.identity()))
+def check_data(run: RecipeRun) -> None:
+    """Check that the data and their languages are those of the run in the folder."""
+    existing, requested = kept_settings(run.output), run.identity()
+    names = [name for name in {**existing, **requested} if name == "data" or name.startswith("task.")]
+    check_settings(run.output, *({name: each.get(name) for name in names} for each in (existing, requested)))
 
 
-def of_decoding(settings: Dict[str, Any]) -> Dict[str, Any]:
-    """Those settings of a run that its translations depend on, except those of its model."""
-    prefixes = ("task.", "generation.", "common_eval.")
-    return {name: value for name, value in settings.items() if name == "data" or name.startswith(prefixes)}
+def translate(run: RecipeRun, average: Average, split: str, name: str, model: str) -> None:
+    """Translate a split with an average: NAME.generate.log. Its first line has everything that identifies it.
 
-
-def translate(run: RecipeRun, average: Average, split: str, name: str) -> None:
-    """Translate a split with an average: NAME.generate.log."""
+    Args:
+        model: SHA-256 of the average.
+    """
     cfg, stem = run.cfg, f"{name}{average.suffix}"
     log = run.output / f"{stem}.generate.log"
+    identity = {"model": model, "data": data.fingerprint(run.data), "split": split, **decoding(cfg)}
+    first_line = f"{json.dumps(identity)}\n".encode()
     if log.exists():
-        logger.info("translating %s: already done", stem)
-        return
-    logger.info("translating %s", stem)
-    model = run.average_file(average)
-    command = [tool("fairseq-generate"), run.data / "data-bin", "--path", model, "--gen-subset", split]
-    command += flags(cfg, "task", "generation", "common_eval")
+        with open(log, "rb") as stream:
+            if stream.readline() == first_line:
+                logger.info("translating %s: already done", stem)
+                return
+        logger.info("translating %s again: %s is of another model, data or decoding", stem, log.name)
+    else:
+        logger.info("translating %s", stem)
+    command = [tool("fairseq-generate"), run.data / "data-bin", "--path", run.average_file(average)]
+    command += ["--gen-subset", split, *flags(cfg, "task", *DECODING_SECTIONS)]
     command += ["--max-tokens", run.recipe.decoding_tokens, "--seed", cfg.common.seed, "--num-workers", 0]
     command += run.machine.flags()
     if cfg.common.user_dir:
@@ -75,6 +82,8 @@ def translate(run: RecipeRun, average: Average, split: str, name: str) -> None:
     errors = Path(f"{log}.err")
     environment = {**os.environ, "OMP_NUM_THREADS": str(run.machine.threads)}
     with atomic_write(str(log)) as stdout, open(errors, "wb") as stderr:
+        stdout.write(first_line)
+        stdout.flush()
         if run_logged(command, stdout=stdout, stderr=stderr, env=environment):
             lines = errors.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
             sys.stderr.writelines(lines[-5:])
@@ -184,9 +193,17 @@ def record_suffix(run: RecipeRun, average: Average) -> str:
 
 
 def record(run: RecipeRun, average: Average) -> None:
-    """Write the record of an average: command, settings, data, learning curve, scores, losses."""
+    """Write the record of an average: command, settings, data, learning curve, scores, losses.
+
+    An existing record stays if it has the scores of the present translations.
+    """
     file, stage = record_file(run, average), average.stage_suffix
-    if not file.exists():
+    scores = {name: run.output / f"{name}{average.suffix}.scores.json" for name in run.test_sets.values()}
+    recorded = recorded_scores(file)
+    if recorded and set(recorded) != set(scores):
+        raise UserError(f"{file} has scores of {', '.join(sorted(recorded))}; move it away to record other test sets")
+    scored = {name: json.loads(path.read_text(encoding="utf-8"))["files"] for name, path in scores.items()}
+    if {name: part["files"] for name, part in recorded.items()} != scored:
         checkpoint = run.average_file(average)
         try:
             state = checkpoints.load_with_model(checkpoint)
@@ -202,15 +219,12 @@ def record(run: RecipeRun, average: Average) -> None:
             seed=run.cfg.common.seed,
             threads=run.machine.threads,
             repository=ROOT,
-            scores={name: run.output / f"{name}{average.suffix}.scores.json" for name in run.test_sets.values()},
+            scores=scores,
             losses=losses(run, checkpoint),
             files=file_settings(run),
-            decoding=of_decoding(identity(run.cfg)),
+            decoding=decoding(run.cfg),
         )
         write_json(content, file)
-    recorded = set(recorded_scores(file))
-    if recorded != set(run.test_sets.values()):
-        raise UserError(f"{file} has scores of {', '.join(sorted(recorded))}; move it away to record other test sets")
     logger.info("record: %s", file)
 
 
@@ -244,13 +258,17 @@ def publish(run: RecipeRun) -> None:
     """Export the model folder and translate the sets without references, if the recipe has any."""
     if not run.recipe.blind:
         return
-    export(run.output, run.data / "data-bin", run.output / "model")
+    model = run.output / "model"
+    if model.is_dir() and is_outdated(model, run.output):
+        for name in run.recipe.blind:
+            blind_translations(run.output, run.cfg, name).unlink(missing_ok=True)
+    export(run.output, run.data / "data-bin", model)
     for name in run.recipe.blind:
         translate_blind(run, name)
 
 
 def export(run: Path, data_bin: Path, model: Path) -> None:
-    """Export a run to a folder for `collab translate`, unless the folder exists.
+    """Export a run to a folder for `collab translate`, unless the folder exists and has the record of the run.
 
     Raises:
         UserError: it exists, but a file in it is missing or damaged.
@@ -258,6 +276,9 @@ def export(run: Path, data_bin: Path, model: Path) -> None:
     from collab_fairseq.translation.tokenizer import read_card
     from collab_fairseq.translation.torch_engine import MODEL
 
+    if is_outdated(model, run):
+        logger.info("exporting %s again: the run has another record", model)
+        shutil.rmtree(model)
     if not model.is_dir():
         words = ["--to", "folder", "--half", "--data", data_bin, "--record", run / "record.json", "--output", model]
         collab("export", run / "averaged.pt", *words)
@@ -271,6 +292,12 @@ def export(run: Path, data_bin: Path, model: Path) -> None:
         raise UserError(
             f"{error}; to make the folder again, run: rm -r {shlex.quote(str(model))} and then the same command"
         ) from error
+
+
+def is_outdated(model: Path, run: Path) -> bool:
+    """Whether an exported folder has another record than the run."""
+    exported, record = model / "record.json", run / "record.json"
+    return exported.is_file() and record.is_file() and exported.read_bytes() != record.read_bytes()
 
 
 def blind_source(cfg: DictConfig, corpus: Optional[str], name: str) -> Optional[Path]:

@@ -15,6 +15,8 @@ from collab_fairseq.records.files import write_text
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import acquire_lock, remove_stale_temp_files
 
+from .settings import DECODING_SECTIONS
+
 logger = logging.getLogger("recipe")
 
 #: names in the folder of a run
@@ -84,7 +86,8 @@ def kept_settings(folder: Path) -> Dict[str, Any]:
         with contextlib.suppress(OSError, UnicodeDecodeError, yaml.YAMLError):
             settings = yaml.safe_load(file.read_text(encoding="utf-8"))
         if isinstance(settings, dict) and settings:
-            return settings
+            # earlier versions also kept the settings of decoding
+            return {name: value for name, value in settings.items() if name.partition(".")[0] not in DECODING_SECTIONS}
         state = "damaged or empty"
     else:
         results = [path for pattern in RESULTS for path in sorted(folder.glob(pattern))]

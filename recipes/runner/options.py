@@ -158,7 +158,8 @@ def build_parser(script: Path, cfg: DictConfig) -> argparse.ArgumentParser:
         "optimization.lr=[0.001] model.dropout=0.1 recipe.batch_tokens=8192. Settings that an option determines "
         "(common.bf16: --precision) are rejected, and so are those that prevent resuming or averaging "
         "(checkpoint.patience). The same options select the same run in every script. The same command resumes an "
-        "interrupted run and skips finished steps.",
+        "interrupted run and skips finished steps; with other settings of decoding (generation.beam=1), only "
+        "translations, scores and record are made again.",
     )
     parser.set_defaults(variant=None, stock=False)
     add_selecting_options = add_sweep_options if step == "sweep" else add_run_options

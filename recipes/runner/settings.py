@@ -30,7 +30,8 @@ DECODING_SECTIONS = ("generation", "common_eval")
 #: settings that do not identify a run: its machine, its paths, its log
 NOT_IDENTIFYING = {
     *("common.user_dir", "common.cpu", "common.fp16", "common.bf16"),
-    *("common.log_format", "common.log_interval", "common.tensorboard_logdir", "common.wandb_project"),
+    *("common.log_format", "common.log_interval", "common.log_file", "common.no_progress_bar"),
+    *("common.tensorboard_logdir", "common.wandb_project"),
     *("task.data", "checkpoint.save_dir", "dataset.max_tokens", "dataset.num_workers", "optimization.update_freq"),
 }
 
@@ -169,13 +170,22 @@ def flags(cfg: DictConfig, *sections: str) -> List[str]:
 
 
 def identity(cfg: DictConfig) -> Dict[str, Any]:
-    """The settings that identify a run on any machine: name → value."""
+    """The settings that identify the training of a run on any machine: name → value."""
     settings = {"recipe.average": cfg.recipe.average, "recipe.batch_tokens": cfg.recipe.batch_tokens}
     if cfg.recipe.training_module:
         settings["recipe.training_module"] = cfg.recipe.training_module
-    for section in (*TRAINING_SECTIONS, "generation", "common_eval"):
-        if section == "distributed_training":
-            continue
+    sections = [section for section in TRAINING_SECTIONS if section != "distributed_training"]
+    return {**settings, **_identifying(cfg, *sections)}
+
+
+def decoding(cfg: DictConfig) -> Dict[str, Any]:
+    """The settings that identify the translations of a model: name → value."""
+    return _identifying(cfg, "task", *DECODING_SECTIONS)
+
+
+def _identifying(cfg: DictConfig, *sections: str) -> Dict[str, Any]:
+    settings = {}
+    for section in sections:
         for key, value in leaves(cfg.get(section) or OmegaConf.create({})):
             name = f"{section}.{key}"
             if name not in NOT_IDENTIFYING and value is not None:

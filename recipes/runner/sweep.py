@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import json
 import logging
 import os
 import re
@@ -27,7 +28,7 @@ from .machine import Machine, find_gpus
 from .overrides import shell_words
 from .process import STOPPED, forward_signals, run_logged, send, start
 from .programs import collab
-from .settings import ROOT, SettingsError, identity
+from .settings import ROOT, SettingsError, decoding, identity
 
 logger = logging.getLogger("recipe")
 Processes = Dict[str, "subprocess.Popen[Any]"]
@@ -53,21 +54,26 @@ def sweep(
     for name in (word.partition("=")[0] for word in shared):
         if name in ("model.collaborative_heads", "model.key_dim", "common.seed"):
             raise SettingsError(f"{name} differs between the runs of a sweep; give --runs or --seeds")
-    identities = [identity(read_run([*run_options(*selection), *shared])) for selection in selections]
+    cfgs = [read_run([*run_options(*selection), *shared]) for selection in selections]
     data = Path(args.data or ROOT / cfg.recipe.data)
     runs = {}
+    decodings = {}
     for seed in args.seeds or [cfg.common.seed]:
-        for selection, settings in zip(selections, identities, strict=True):
+        for selection, settings in zip(selections, cfgs, strict=True):
             name = run_name(*selection, seed, cfg.optimization.max_update)
-            check_existing(output / name, {**settings, "common.seed": seed}, data)
+            check_existing(output / name, {**identity(settings), "common.seed": seed}, data)
+            decodings[name] = decoding(settings)
             words = [*run_options(*selection), "--seed", str(seed), "--output", str(output / name)]
             runs[name] = [*program, *words, *shared]
     if args.table:
+        for name in runs:
+            check_settings(output / name, recorded_decoding(output / name) or decodings[name], decodings[name])
         write_tables(output, runs)
         return
     unfinished = {}
     for name, command in runs.items():
-        if is_finished(output / name, cfg, args.corpus):
+        translated = recorded_decoding(output / name) in ({}, decodings[name])
+        if translated and is_finished(output / name, cfg, args.corpus):
             logger.info("%s: already done", name)
         else:
             unfinished[name] = command
@@ -98,6 +104,13 @@ def is_finished(folder: Path, cfg: DictConfig, corpus: Optional[str]) -> bool:
         return True
     missing = [name for name in cfg.recipe.blind if not blind_translations(folder, cfg, name).is_file()]
     return (folder / "model").is_dir() and not any(blind_source(cfg, corpus, name) for name in missing)
+
+
+def recorded_decoding(folder: Path) -> Dict[str, Any]:
+    """The settings of decoding in the record of a run; empty if there is no record, or if it does not have them."""
+    file = folder / "record.json"
+    record = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"settings": {}}
+    return record["settings"].get("decoding") or {}
 
 
 def check_existing(folder: Path, settings: Dict[str, Any], data: Path) -> None:

@@ -1,5 +1,6 @@
 """Recipe runs with damaged data, checkpoints or settings: an error names the remedy, and no result is wrong."""
 
+import hashlib
 import json
 import re
 import shlex
@@ -10,6 +11,7 @@ import zlib
 import pieces
 import pytest
 from runner.data import fingerprint
+from runner.evaluation import export
 
 from collab_fairseq import checkpoints
 from collab_fairseq.records.rows import load_run
@@ -208,23 +210,74 @@ def test_record_keeps_its_references(data, finished, tmp_path):
     assert "compound-split BLEU" in recipe(data, output, "--reference", same).stdout
 
 
-def test_evaluation_keeps_the_settings_and_data_of_the_run(data, finished, tmp_path):
+def evaluate(data, output, *words, check=True):
+    script = ROOT / "recipes" / "toy" / "evaluate.sh"  # which recipes/toy lacks
+    flags = ["--data", data, "--output", output, "--device", "cpu", "--threads", 1]
+    return run("python", ROOT / "recipes" / "run.py", script, *flags, *words, check=check)
+
+
+def test_evaluation_keeps_the_training_and_data_of_the_run(data, finished, tmp_path):
     output = shutil.copytree(finished, tmp_path / "run")
     (output / "test.generate.log").unlink()
     other = shutil.copytree(data, tmp_path / "data")
     (other / "SHA256SUMS").write_text("".join((data / "SHA256SUMS").read_text().splitlines(keepends=True)[1:]))
-
-    def evaluate(data, *words, check=False):
-        script = ROOT / "recipes" / "toy" / "evaluate.sh"  # which recipes/toy lacks
-        flags = ["--data", data, "--output", output, "--device", "cpu", "--threads", 1]
-        return run("python", ROOT / "recipes" / "run.py", script, *flags, *words, check=check)
-
     message = f"{output} has a run with different settings: "
-    rejected(evaluate(data, "generation.beam=1"), f"{message}generation.beam 4 (requested: 1)")
-    rejected(evaluate(other), f"{message}data ")
+    words = ["task.truncate_source=true"]
+    rejected(evaluate(data, output, *words, check=False), f"{message}task.truncate_source None (requested: True)")
+    rejected(evaluate(other, output, check=False), f"{message}data ")
     assert not (output / "test.generate.log").exists()
-    evaluate(data, check=True)  # control
+    evaluate(data, output)  # control
     assert (output / "test.generate.log").exists()
+
+
+def generated(data, model, *flags):
+    """Translations of the test set by fairseq-generate."""
+    words = ["--path", model, "--post-process", "sentencepiece", "--cpu", "--max-tokens", 4000, "--num-workers", 0]
+    words += ["--user-dir", ROOT / "collab_fairseq", "--seed", 1, *flags]
+    lines = run("fairseq-generate", data / "data-bin", *words).stdout.splitlines()
+    return sorted(line for line in lines if line.startswith("H-"))
+
+
+def test_translations_and_record_belong_to_the_average_and_to_the_decoding(data, finished, tmp_path):
+    output = shutil.copytree(finished, tmp_path / "run")
+    log, file = output / "test.generate.log", output / "record.json"
+    logs, records = [], []
+    state, _ = checkpoints.average([interval_checkpoints(output)[4]])
+    other = tmp_path / "other.pt"
+    checkpoints.save(state, other)
+    for model, beam in ((finished / "averaged.pt", 4), (other, 4), (other, 1)):
+        shutil.copy(model, output / "averaged.pt")
+        recipe(data, output, f"generation.beam={beam}")
+        lines = log.read_text().splitlines()
+        assert json.loads(lines[0])["model"] == hashlib.sha256(model.read_bytes()).hexdigest()
+        hypotheses = sorted(line for line in lines if line.startswith("H-"))
+        assert hypotheses == generated(data, model, "--beam", beam)
+        logs.append(hypotheses)
+        records.append(load_run(file))
+        assert records[-1]["decoding"]["generation.beam"] == beam
+        scored = records[-1]["scores"]["test"]["files"][0]
+        assert scored["sha256"] == hashlib.sha256(log.read_bytes()).hexdigest()
+        before = file.read_bytes()
+        again = recipe(data, output, f"generation.beam={beam}")  # control: nothing has changed
+        assert "translating test: already done" in again.stderr
+        assert file.read_bytes() == before
+    assert logs[0] != logs[1] != logs[2]
+    losses = [record["losses"]["test"]["loss"] for record in records]
+    assert losses[0] != losses[1] == losses[2]
+    assert records[1]["training"] == records[2]["training"]
+
+
+def test_exported_folder_follows_the_record(data, finished, tmp_path):
+    output, model = shutil.copytree(finished, tmp_path / "run"), tmp_path / "model"
+    for beam in (4, 5):
+        record = json.loads((finished / "record.json").read_text())
+        record["settings"]["decoding"]["generation.beam"] = beam
+        (output / "record.json").write_text(json.dumps(record))
+        for repeated in (False, True):
+            export(output, data / "data-bin", model)
+            assert (model / "record.json").read_bytes() == (output / "record.json").read_bytes()
+            assert (model / "kept").exists() == repeated
+            (model / "kept").touch()  # control: the same record, so the folder stays
 
 
 def test_preparation_rejects_sentences_too_long_for_a_model(tmp_path):

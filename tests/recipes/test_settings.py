@@ -1,5 +1,6 @@
 """Wrong settings and command lines are rejected before any work: one line, exit status 2, no traceback."""
 
+import json
 import logging
 import os
 import shutil
@@ -228,6 +229,19 @@ def test_sweep_rejects_finished_runs_of_other_settings_or_data(call, caplog, tmp
     (folder / "settings.yaml").unlink()  # as if only the record had been copied
     assert_accepted(call(TOY / "sweep.sh", *words, "--table"))
     assert f"{folder} has no settings.yaml: its settings are not checked" in caplog.text
+
+
+def test_sweep_translates_again_with_other_settings_of_decoding(call, tmp_path):
+    record = json.loads((ROOT / "results" / "runs" / "toy-encoder_cross_decoder-dk16-s1-u1500.json").read_text())
+    record["settings"]["decoding"] = settings.decoding(cli.read_run(TOY / "run.sh", [])[0])
+    folder = tmp_path / "none-dk16-s1-u1500"
+    folder.mkdir()
+    (folder / "record.json").write_text(json.dumps(record))
+    words = ["--runs", "none:16", "--output", tmp_path, "--device", "cpu", "--dry-run"]
+    assert call(TOY / "sweep.sh", *words).stdout == ""
+    assert " generation.beam=1" in call(TOY / "sweep.sh", *words, "generation.beam=1").stdout
+    done = call(TOY / "sweep.sh", *words, "generation.beam=1", "--table")
+    assert_rejected(done, f"{folder} has a run with different settings: generation.beam 4 (requested: 1)", status=1)
 
 
 @pytest.mark.parametrize(
