@@ -21,6 +21,13 @@ from fairseq_modern.saving import checkpoint_file
 
 logger = logging.getLogger(__name__)
 
+#: sections of fairseq's configuration whose settings identify a training run, and those that may differ between its
+#: parts: its end, the machine, and what only saves memory or time
+RUN_SECTIONS = ("task", "model", "criterion", "optimizer", "lr_scheduler", "optimization")
+_OF_A_PART = {
+    *("max_update", "max_epoch", "total_num_update", "stop_time_hours", "stop_min_lr", "update_freq", "dataset_impl"),
+    *("fp16", "bf16", "tpu", "checkpoint_activations", "offload_activations", "compile", "attention_kernel"),
+}
 _NAMES = {"epoch": re.compile(r"checkpoint(\d+)\.pt"), "update": re.compile(r"checkpoint_(\d+)_(\d+)\.pt")}
 
 
@@ -145,7 +152,7 @@ def select_checkpoints(directory: PathLike, kind: str, wanted: int, upper_bound:
     return [os.path.join(folder, name) for _, name in candidates[:wanted]]
 
 
-def average(paths: Sequence[PathLike]) -> Tuple[Dict[str, Any], List[Dict[str, Any]]]:
+def average(paths: Sequence[PathLike], different_runs: bool = False) -> Tuple[Dict[str, Any], List[Dict[str, Any]]]:
     """Average the model parameters of checkpoints.
 
     Floating-point tensors are summed in float64 and rounded once, to their stored dtype. Integer and boolean tensors
@@ -153,6 +160,7 @@ def average(paths: Sequence[PathLike]) -> Tuple[Dict[str, Any], List[Dict[str, A
 
     Args:
         paths: checkpoints of one training run.
+        different_runs: they may be of several runs, such as models fine-tuned from the same checkpoint.
 
     Returns:
         The state of the newest input (most updates; the last of several) with the averaged `model`, without optimizer
@@ -160,7 +168,7 @@ def average(paths: Sequence[PathLike]) -> Tuple[Dict[str, Any], List[Dict[str, A
         input.
 
     Raises:
-        UserError: an input is invalid, or the inputs are different models.
+        UserError: an input is invalid, or the inputs are different models or of different runs.
     """
     if not paths:
         raise UserError("there are no checkpoints to average")
@@ -168,12 +176,16 @@ def average(paths: Sequence[PathLike]) -> Tuple[Dict[str, Any], List[Dict[str, A
     locations: Dict[str, List[Any]] = {}  # parameter -> its memory location in every input
     newest: Dict[str, Any] = {}
     report: List[Dict[str, Any]] = []
+    settings: Dict[str, Any] = {}
     for path in [os.fspath(path) for path in paths]:
         logger.info("reading %s", path)
         state = load_with_model(path)
         if newest:
             _check_same(newest["model"], state["model"], os.fspath(paths[0]), path)
             _check_meaning(newest, state, os.fspath(paths[0]), path)
+        if not different_runs:
+            settings = settings or run_settings(state)
+            _check_run(settings, state, os.fspath(paths[0]), path)
         for key, tensor in state["model"].items():
             locations.setdefault(key, []).append(_location(tensor) if tensor.numel() else key)
             if tensor.is_floating_point() or tensor.is_complex():
@@ -234,6 +246,44 @@ def _check_meaning(one: Dict[str, Any], other: Dict[str, Any], path: str, other_
             raise UserError(
                 f"{name} is {other_value} in {other_path}, but {value} in {path}: they are different models"
             )
+
+
+def run_settings(state: Dict[str, Any]) -> Dict[str, Any]:
+    """The settings of a checkpoint that identify its training run: `section.name` → value; empty without settings.
+
+    Paths are left out, since files may have been moved; of the data, there are the last two components.
+    """
+    cfg = {
+        section: vars(values) if isinstance(values, argparse.Namespace) else values
+        for section, values in (state.get("cfg") or {}).items()
+        if isinstance(values, (argparse.Namespace, Mapping))
+    }
+    # fairseq's namespace of the model has the settings of all sections
+    elsewhere = {name for section, values in cfg.items() if section != "model" for name in values}
+    settings = {f"common.{name}": value for name, value in cfg.get("common", {}).items() if name == "seed"}
+    for section in RUN_SECTIONS:
+        for name, value in cfg.get(section, {}).items():
+            if name == "data" and section == "task":
+                value = " ".join(str(value).rstrip("/").split("/")[-2:])
+            is_path = isinstance(value, str) and "/" in value
+            changes = is_path or name in _OF_A_PART or name.startswith("eval_")  # eval_bleu: of validation only
+            if not changes and not (section == "model" and name in elsewhere):
+                settings[f"{section}.{name}"] = value
+    return settings
+
+
+def _check_run(settings: Dict[str, Any], state: Dict[str, Any], path: str, other_path: str) -> None:
+    """Raise UserError if a checkpoint is of another run than one with these `run_settings`, or has another name."""
+    others = run_settings(state)
+    for name in sorted(settings.keys() & others.keys()):
+        if settings[name] != others[name]:
+            raise UserError(
+                f"{name} is {others[name]} in {other_path}, but {settings[name]} in {path}: they are of different "
+                "runs; to average them nevertheless, use collab average --different-runs"
+            )
+    match, updates = _NAMES["update"].fullmatch(os.path.basename(other_path)), num_updates(state)
+    if match and updates not in (None, int(match[2])):
+        raise UserError(f"{other_path} must have {match[2]} updates, as in its name; got {updates}")
 
 
 def _model_settings(state: Dict[str, Any]) -> Mapping[str, Any]:

@@ -4,8 +4,10 @@
     collab average --inputs checkpoints --num-epoch-checkpoints 10 --checkpoint-upper-bound 50 --output averaged.pt
     collab average --inputs a.pt b.pt c.pt --output averaged.pt
 
-The flags are those of fairseq's scripts/average_checkpoints.py. Sums are accumulated in float64, shared embeddings stay
-shared, and the result lists its inputs (extra_state.averaged_from). The output is written atomically.
+The inputs must be of one training run: with the same seed, data folder and settings, except those of the machine and of
+the end of training. Other flags than --different-runs are those of fairseq's scripts/average_checkpoints.py. Sums are
+accumulated in float64, shared embeddings stay shared, and the result lists its inputs (extra_state.averaged_from). The
+output is written atomically.
 """
 
 import argparse
@@ -29,6 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--num-update-checkpoints", type=positive, metavar="N", help=text.format("checkpoint_E_U.pt"))
     text = "ignore epochs (with --num-epoch-checkpoints) or updates (with --num-update-checkpoints) beyond N"
     parser.add_argument("--checkpoint-upper-bound", type=int, metavar="N", help=text)
+    text = "average checkpoints of several runs, such as models that were fine-tuned from the same checkpoint"
+    parser.add_argument("--different-runs", action="store_true", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     if number:
         kind = "epoch" if args.num_epoch_checkpoints else "update"
         paths = checkpoints.select_checkpoints(args.inputs[0], kind, number, args.checkpoint_upper_bound)
-    state, report = checkpoints.average(paths)
+    state, report = checkpoints.average(paths, args.different_runs)
     checkpoints.save(state, args.output)
     for entry in report:
         updates = "unknown" if entry["num_updates"] is None else entry["num_updates"]

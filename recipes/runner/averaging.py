@@ -4,12 +4,13 @@ import logging
 import math
 import shlex
 from pathlib import Path
-from typing import List
+from typing import Any, Dict, List
 
 from collab_fairseq import checkpoints
 from fairseq_modern.errors import UserError
 from fairseq_modern.fault_tolerance.resuming import is_valid, read
 
+from .folder import kept_settings
 from .recipe_run import Average, RecipeRun
 from .settings import SettingsError
 
@@ -33,11 +34,25 @@ def write_averages(run: RecipeRun, average: Average) -> None:
         logger.info("averaging the last %d checkpoints: %s", each.n, file.name)
         try:
             state, _ = checkpoints.average(inputs(run, each))
+            check_run(run, state, each)
         except UserError as error:
             if advice := remedy(run, each):
                 raise UserError(f"{error}{advice}") from error
             raise
         checkpoints.save(state, file)
+
+
+def check_run(run: RecipeRun, state: Dict[str, Any], average: Average) -> None:
+    """Check that checkpoints, which are of the same run, are of the run in the folder. Compares numbers only."""
+    trained = checkpoints.run_settings(state)
+    for name, value in kept_settings(run.output).items():
+        section, _, key = name.partition(".")
+        other = trained.get(f"{section}.{key.replace('.', '_')}")
+        if isinstance(value, (int, float)) and isinstance(other, (int, float)) and value != other:
+            raise UserError(
+                f"{name} is {other} in {inputs(run, average)[0]}, but {value} in {run.output / 'settings.yaml'}: they "
+                "are of different runs"
+            )
 
 
 def inputs(run: RecipeRun, average: Average) -> List[str]:

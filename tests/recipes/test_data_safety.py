@@ -16,7 +16,7 @@ from runner.evaluation import export
 from collab_fairseq import checkpoints
 from collab_fairseq.records.rows import load_run
 from fairseq_modern import processor
-from tests.common import ROOT, rejected, run
+from tests.common import ROOT, collab, rejected, run
 from tests.fairseq.models import same_model
 
 
@@ -182,6 +182,58 @@ def test_damaged_checkpoint_of_an_epoch_can_be_left_out(unaveraged):
     subprocess.run(shlex.split(command), check=True)
     assert "no average of epochs: 1 of 2 epochs so far" in average(unaveraged, *words).stderr
     assert (unaveraged / "averaged.pt").exists()
+
+
+def changed(source, target, section, name, value):
+    """Copy a checkpoint and change a setting in it, as if another run had written it."""
+    state = checkpoints.load(source)
+    settings = state["cfg"][section]
+    (vars(settings) if section == "model" else settings)[name] = value
+    checkpoints.save(state, target)
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value", "shown"),
+    [
+        ("common", "seed", 2, "common.seed is 2"),
+        ("model", "dropout", 0.3, "model.dropout is 0.3"),
+        ("task", "data", "/data/other/data-bin", "task.data is other data-bin"),
+        ("optimization", "lr", [0.1], r"optimization.lr is \[0.1\]"),
+        ("task", "data", "/moved/toy/data-bin", None),
+        ("optimization", "max_update", 100, None),
+        ("dataset", "max_tokens", 100, None),
+        ("checkpoint", "save_dir", "/moved", None),
+    ],
+)
+def test_only_checkpoints_of_one_run_are_averaged(section, name, value, shown, finished, tmp_path):
+    one, other = interval_checkpoints(finished)[8], tmp_path / interval_checkpoints(finished)[12].name
+    changed(interval_checkpoints(finished)[12], other, section, name, value)
+    expected = collab("average", "--inputs", one, interval_checkpoints(finished)[12], "--output", tmp_path / "a.pt")
+    words = ["average", "--inputs", one, other, "--output", tmp_path / "b.pt"]
+    if shown:
+        assert re.search(f"{shown} in {other}, but .* in {one}: they are of different runs", collab(*words, status=1))
+        words.append("--different-runs")
+    assert collab(*words).splitlines()[0] == expected.splitlines()[0]
+    assert same_model(*(checkpoints.load(tmp_path / f"{letter}.pt")["model"] for letter in "ab"))
+
+
+def test_a_checkpoint_of_another_run_in_the_folder_is_not_averaged(data, unaveraged):
+    older, newer = (interval_checkpoints(unaveraged)[update] for update in (8, 12))
+    content = older.read_bytes()
+    shutil.copy(interval_checkpoints(unaveraged)[4], older)
+    message = rejected(recipe(data, unaveraged, check=False))
+    assert f"{older} must have 8 updates, as in its name; got 4" in message
+    older.write_bytes(content)
+    changed(older, older, "common", "seed", 2)
+    message = rejected(recipe(data, unaveraged, check=False))
+    assert f"common.seed is 2 in {older}, but 1 in {newer}: they are of different runs" in message
+    changed(newer, newer, "common", "seed", 2)
+    message = rejected(recipe(data, unaveraged, check=False))
+    assert f"common.seed is 2 in {newer}, but 1 in {unaveraged / 'settings.yaml'}: they are of different" in message
+    assert not (unaveraged / "averaged.pt").exists()
+    for file in (older, newer):
+        changed(file, file, "common", "seed", 1)
+    recipe(data, unaveraged)  # control
 
 
 def test_precision_does_not_change_silently(data, finished, unaveraged):
