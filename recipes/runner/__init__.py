@@ -15,6 +15,7 @@ In the order of a run:
     folder       settings kept in the folder of a run, and its lock
     data         preparation and checksums
     training     fairseq-train, in stages
+    node         comparison of the nodes of a run before they train
     averaging    averages of checkpoints
     evaluation   translations, scores, record, model folder
     sweep        several runs and their table

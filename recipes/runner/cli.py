@@ -134,6 +134,8 @@ def plan_run(script: Path, argv: List[str], cfg: DictConfig, args: argparse.Name
         cpu_precision=cfg.recipe.cpu_precision,
         max_tokens=args.max_tokens or 0,
     )
+    if machine.node_rank >= machine.nodes:
+        raise SettingsError(f"--node-rank must be below --nodes, {machine.nodes}; got {machine.node_rank}")
     if script.stem != "average":  # which runs on the CPU, also of a machine without the GPUs of the run
         machine.find_gpus()
     heads, key_dim = cfg.model.get("collaborative_heads", "stock"), cfg.model.get("key_dim")

@@ -1,5 +1,6 @@
 """Training of a run with fairseq-train: in stages, resumed from the latest valid checkpoint."""
 
+import json
 import logging
 import os
 import shutil
@@ -15,9 +16,12 @@ from .machine import SET_BY_MACHINE
 from .process import run_logged
 from .programs import tool
 from .recipe_run import Average, RecipeRun
-from .settings import ROOT, TRAINING_SECTIONS, flags
+from .settings import ROOT, TRAINING_SECTIONS, flags, identity
 
 logger = logging.getLogger("recipe")
+
+#: what must be the same on all nodes of a run, in addition to its identity
+SAME_ON_ALL_NODES = ("gpus", "nodes", "max_tokens", "update_freq", "precision")
 
 
 def train(run: RecipeRun, check: Callable[[], None] = lambda: None) -> None:
@@ -92,6 +96,10 @@ def command(run: RecipeRun, average: Average, resumes: bool = False) -> List[str
         section, _, key = name.partition(".")
         cfg[section].pop(key, None)
     launch = machine.launch()
+    if machine.nodes > 1:
+        same = {name: getattr(machine, name) for name in SAME_ON_ALL_NODES}
+        same = {**identity(run.cfg), "optimization.max_update": run.end(average), **same}
+        launch += [str(Path(__file__).with_name("node.py")), json.dumps(same)]
     # explicit, because fairseq's own model runs without the --user-dir that turns fault tolerance on
     fault_tolerance = os.environ.get("FAIRSEQ_MODERN_FAULT_TOLERANCE", 1)
     environment = [f"OMP_NUM_THREADS={machine.threads_each}", f"FAIRSEQ_MODERN_FAULT_TOLERANCE={fault_tolerance}"]

@@ -60,10 +60,10 @@ def start(data, run, *flags):
         return subprocess.Popen(words, stdout=out, stderr=out, start_new_session=True)
 
 
-def start_nodes(data, run):
+def start_nodes(data, run, *of_second):
     """Start both nodes on this machine. They use the same folder, as on a shared disk of a cluster."""
-    master = f"127.0.0.1:{free_port()}"
-    return [start(data, run, *TWO_NODES, "--master", master, "--node-rank", rank) for rank in (0, 1)]
+    words = [*TWO_NODES, "--master", f"127.0.0.1:{free_port()}"]
+    return [start(data, run, *words, "--node-rank", 0), start(data, run, *words, "--node-rank", 1, *of_second)]
 
 
 def finish(run, *processes):
@@ -150,3 +150,12 @@ def test_two_nodes_resume_after_either_is_killed(data, tmp_path):
     states = [checkpoints.load(run / "averaged.pt") for run in (uninterrupted, killed)]
     assert [entry["num_updates"] for entry in states[1]["extra_state"]["averaged_from"]] == [24, 20]
     assert same_model(*(state["model"] for state in states))
+
+
+@pytest.mark.slow
+def test_nodes_with_different_settings_do_not_train(data, tmp_path):
+    run = tmp_path / "run"
+    assert [node.wait(TIMEOUT) for node in start_nodes(data, run, "--seed", 2)] == [1, 1]
+    assert "common.seed must be the same on all nodes; got 1 on node 0 and 2 on node 1" in log(run)
+    assert not list(run.glob("checkpoints/*.pt"))
+    finish(run, *start_nodes(data, run))  # control

@@ -200,6 +200,13 @@ def test_rejects_paths_that_fairseq_would_split(option, call):
     assert_accepted(call(TOY / "run.sh", *words, "/x/12.30"))
 
 
+def test_a_node_needs_the_number_of_nodes(call, tmp_path):
+    words = ["--output", tmp_path / "run", "--device", "cpu", "--node-rank", 1]
+    assert_rejected(call(TOY / "run.sh", *words), "--node-rank must be below --nodes, 1; got 1")
+    words += ["--master", "localhost:29500", "--dry-run", "recipe.batch_tokens=4000"]
+    assert_accepted(call(TOY / "run.sh", *words, "--nodes", 2))
+
+
 def test_steps_need_the_results_of_earlier_steps(call, tmp_path):
     done = call(TOY / "sweep.sh", "--table", "--output", tmp_path)
     assert_rejected(done, f"none of these runs is finished in {tmp_path}", status=1)
