@@ -172,8 +172,8 @@ def check_test_splits(
 
     Raises:
         UserError: a split or a file does not exist, references have a wrong number of lines (unless only the first
-            ``sentences`` are translated) or other sentences than the data-bin, sacreBLEU's tokeniser for the language is
-            not installed, or see :func:`translate`.
+            ``sentences`` are translated) or other sentences than the data-bin, sacreBLEU's tokeniser for the language
+            is not installed, or see :func:`translate`.
     """
     names = splits(trained)
     tests = [name for name in names if name.startswith("test")]
