@@ -9,20 +9,19 @@ Check: the files. Before a training run loads a checkpoint, the first process
   --write-checkpoints-asynchronously, fairseq does not update it, and the checkpoint with the most updates replaces it.)
   The checkpoints of an earlier run are not used if fairseq would start from another file, as with
   --finetune-from-model;
-- ignores --restore-file and --reset-... if `checkpoint_last.pt` was written by the same command: with the same data and
-  the same settings in `SECTIONS`.
+- ignores --restore-file and --reset-... if `checkpoint_last.pt` was written by the same command (see `command`). With
+  any other command, they apply as in fairseq.
 
 A missing --restore-file is an error.
 """
 
-import argparse
 import contextlib
 import logging
 import os
 import re
 import zipfile
 from types import ModuleType
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import filelock
 import torch
@@ -30,6 +29,7 @@ import torch.distributed as dist
 
 from fairseq_modern import fault_tolerance
 from fairseq_modern.errors import UserError
+from fairseq_modern.fault_tolerance.command import KEY, command_of, differences
 from fairseq_modern.files import acquire_lock, remove_stale_temp_files
 from fairseq_modern.loading import unpickle, verify_checksums
 from fairseq_modern.patching import wrap
@@ -48,8 +48,6 @@ START = {
 }
 # ... and files from which fairseq starts only if there is no `checkpoint_last.pt`.
 SOURCES = ("finetune_from_model", "continue_once")
-# Sections of the configuration that are equal whenever a command is repeated.
-SECTIONS = ("checkpoint", "dataset", "optimization")
 
 _locks: List[filelock.BaseFileLock] = []
 
@@ -60,24 +58,7 @@ class Checkpoint(NamedTuple):
     path: str
     updates: int
     best: bool  # no earlier checkpoint of its run has a better score
-    command: Optional[Dict[str, Any]] = None  # see `command_of`
-
-
-def command_of(cfg: Any) -> Optional[Dict[str, Any]]:
-    """Return the settings in `SECTIONS` and the path of the data; None for a checkpoint without a configuration."""
-    from omegaconf import OmegaConf
-
-    if not cfg or not cfg.get("checkpoint"):
-        return None
-    command: Dict[str, Any] = {}
-    for name in SECTIONS:
-        section: Any = cfg.get(name)
-        if OmegaConf.is_config(section):  # as fairseq writes them to checkpoints
-            section = OmegaConf.to_container(section, resolve=True, enum_to_str=True)
-        command[name] = dict(section or {})
-    task = cfg.get("task") or {}
-    command["data"] = (vars(task) if isinstance(task, argparse.Namespace) else task).get("data")
-    return command
+    command: Optional[Dict[str, str]] = None  # that wrote it
 
 
 def read(path: str) -> Optional[Checkpoint]:
@@ -91,7 +72,7 @@ def read(path: str) -> Optional[Checkpoint]:
             return None
         score, updates = extra.get("val_loss"), state["optimizer_history"][-1]["num_updates"]
         best = score is not None and score == extra["best"]
-        return Checkpoint(path, updates, best, command_of(state.get("cfg")))
+        return Checkpoint(path, updates, best, extra.get(KEY))
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception:  # torch raises almost any exception for a damaged file
@@ -109,14 +90,21 @@ def is_valid(path: str) -> bool:
     return True
 
 
+def by_updates(checkpoint: Checkpoint) -> Tuple[int, ...]:
+    """Prefer the checkpoint with the most updates."""
+    return (checkpoint.updates,)
+
+
 def latest_valid_checkpoint(
-    directory: str, accepts: Callable[[Checkpoint], bool] = lambda _: True, asynchronous: bool = False
+    directory: str,
+    rank: Callable[[Checkpoint], Optional[Tuple[int, ...]]] = by_updates,
+    asynchronous: bool = False,
 ) -> Optional[Checkpoint]:
-    """Return `checkpoint_last.pt` if it is valid, otherwise the valid checkpoint with the most updates.
+    """Return `checkpoint_last.pt` if it is valid, otherwise the valid checkpoint with the highest rank.
 
     Args:
-        accepts: whether a checkpoint may replace `checkpoint_last.pt`.
-        asynchronous: return the checkpoint with the most updates even if `checkpoint_last.pt` is valid.
+        rank: None for a checkpoint that must not replace `checkpoint_last.pt`.
+        asynchronous: return the checkpoint with the highest rank even if `checkpoint_last.pt` is valid.
     """
     last = os.path.join(directory, LAST)
     if is_valid(last):
@@ -125,9 +113,10 @@ def latest_valid_checkpoint(
         if checkpoint is None or not asynchronous:
             return checkpoint or Checkpoint(last, 0, best=False)
     checkpoints = [read(os.path.join(directory, name)) for name in os.listdir(directory) if CHECKPOINT.fullmatch(name)]
-    readable = [checkpoint for checkpoint in checkpoints if checkpoint is not None and accepts(checkpoint)]
-    readable.sort(key=lambda checkpoint: (checkpoint.updates, checkpoint.path), reverse=True)
-    return next((checkpoint for checkpoint in readable if is_valid(checkpoint.path)), None)
+    ranked = [(rank(checkpoint), checkpoint) for checkpoint in checkpoints if checkpoint is not None]
+    usable = [(key, checkpoint.path, checkpoint) for key, checkpoint in ranked if key is not None]
+    usable.sort(key=lambda entry: entry[:2], reverse=True)
+    return next((checkpoint for _, path, checkpoint in usable if is_valid(path)), None)
 
 
 def restore_last(directory: str, copy: Any, *args: Any, **options: Any) -> Optional[Checkpoint]:
@@ -200,18 +189,19 @@ def prepare_folder(cfg: Any, trainer: Any, copy: Any) -> bool:
     if not uses_last(cfg, trainer):
         return False
 
-    def is_same_command(checkpoint: Checkpoint) -> bool:
-        return checkpoint.command == command_of(trainer.cfg)
-
-    def accepts(checkpoint: Checkpoint) -> bool:
-        if cfg.restore_file != LAST:
-            return is_same_command(checkpoint)
-        saved = (checkpoint.command or {}).get("checkpoint", {})
-        return all(cfg.get(name) in (None, saved.get(name)) for name in SOURCES)
-
-    latest = restore_last(directory, copy, accepts, cfg.write_checkpoints_asynchronously)
     flags = start_flags(cfg)
-    if not flags or trainer.tpu or latest is None or not is_same_command(latest):
+    starts_elsewhere = cfg.restore_file != LAST or any(cfg.get(name) for name in SOURCES)
+
+    def rank(checkpoint: Checkpoint) -> Optional[Tuple[int, ...]]:
+        is_own = checkpoint.command == trainer.command
+        return None if starts_elsewhere and not is_own else (bool(flags) and is_own, checkpoint.updates)
+
+    latest = restore_last(directory, copy, rank, cfg.write_checkpoints_asynchronously)
+    if not flags or trainer.tpu or latest is None:
+        return False
+    if latest.command != trainer.command:
+        changes = differences(latest.command, trainer.command) if latest.command else "unknown"
+        logger.info(f"{flags}: applied, since another command has written {LAST} ({changes})")
         return False
     logger.warning(
         f"resuming this run from {LAST} ({latest.updates} updates), without {flags}, which applied when it started; "
@@ -247,6 +237,7 @@ def patch(module: ModuleType) -> None:
     def load_checkpoint(original, cfg, trainer, **options):
         if not fault_tolerance.is_on():
             return original(cfg, trainer, **options)
+        trainer.command = command_of(trainer.cfg)
         is_first = trainer.is_data_parallel_master
         ignores_start = is_first and prepare_folder(cfg, trainer, module.PathManager.copy)
         with started(cfg) if first_decision(ignores_start, trainer) else contextlib.nullcontext():

@@ -92,6 +92,8 @@ def write_checkpoint(
     """Write a checkpoint with the structure of fairseq's; `cfg` is the configuration of its run."""
     from omegaconf import OmegaConf
 
+    from fairseq_modern.fault_tolerance.command import command_of
+
     state = {
         "model": OrderedDict(weight=torch.full((1000,), 7.0)),
         "cfg": cfg and OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
@@ -99,6 +101,8 @@ def write_checkpoint(
         "last_optimizer_state": {"state": {}},
         "extra_state": {"train_iterator": {"epoch": 1}, "val_loss": score, "best": best},
     }
+    if cfg is not None:
+        state["extra_state"]["command"] = command_of(cfg)
     torch.save(state, path)
     return path
 
