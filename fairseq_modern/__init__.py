@@ -69,6 +69,7 @@ AFTER = {
         "store_ema.patch",
         "unpatched_checkpoints.patch",
         "error_messages.patch",
+        "first_error.patch",
         "fault_tolerance.command.patch",
         "fault_tolerance.position.patch_trainer",
         "fault_tolerance.resuming.patch_trainer",

@@ -14,6 +14,7 @@ import traceback
 from types import ModuleType
 from typing import Any, Callable, Iterator, List, Optional
 
+ADVICE = "lower --lr, raise --warmup-updates or clip gradients (--clip-norm)"
 # Message of fairseq or its libraries -> message to print; {0} is the first group.
 PATTERNS = (
     (r"^\w+: Model file not found: (.*)", "there is no checkpoint {0}"),
@@ -35,9 +36,9 @@ PATTERNS = (
         "{0}; raise --max-tokens, or for validation --max-tokens-valid",
     ),
     (r"^Exception: (The dataset is empty\..*)", "{0}"),
-    (  # fairseq then searches for the first NaN, which fails (StopIteration) with current versions of torch
+    (
         "^FloatingPointError: .*(gradients are Nan/Inf|Minimum loss scale reached)",
-        "training diverged ({0}); lower --lr, raise --warmup-updates or clip gradients (--clip-norm)",
+        f"training diverged ({{0}}); {ADVICE}",
     ),
 )
 EXPLANATION = "fairseq_modern_explanation"  # attribute of an exception

@@ -1,18 +1,21 @@
 """The most common mistakes end in one sentence, which names the wrong and the right setting."""
 
+import math
 import os
 import re
 import shutil
+from types import SimpleNamespace
 
 import numpy
 import pytest
+import torch
 from fairseq.data import indexed_dataset
 from fairseq.modules import FairseqDropout
 from omegaconf import OmegaConf
 
 from collab_fairseq.models.arguments import flatten
 from collab_fairseq.modules.settings import ConfigurationError
-from fairseq_modern import error_messages
+from fairseq_modern import error_messages, first_error
 from fairseq_modern.errors import UserError
 from tests.common import run
 from tests.fairseq.commands import USER_DIR, hydra_command, train_command
@@ -110,7 +113,11 @@ MISTAKES = {
     "--save-dir below a file": (
         train(save_dir="file/below"), r"cannot write to --save-dir file/below \(Not a directory\)",
     ),
-    "divergence": (train(lr=1e30, max_update=9), r"training diverged \(gradients are Nan/Inf\); .*"),
+    "divergence": (train(lr=1e30, max_update=9), "training diverged: the loss is (NaN|Inf) at update 2; lower --lr, .*"),
+    "divergence with a layer that allows no hooks": (
+        train(lr=1e30, max_update=9, criterion="label_smoothed_cross_entropy_chunked"),
+        "training diverged: the loss is (NaN|Inf) at update 2; lower --lr, .*",
+    ),
     "out of memory": (train(key_dim=10**13), r"out of memory: cannot allocate a tensor of \d{15} bytes; .*"),
     "--fp16 on a CPU": (train(fp16=True), "--fp16 needs a GPU, but --cpu is given; leave out --fp16.*"),
     "--bpe without its model": (
@@ -161,10 +168,47 @@ def test_other_errors_keep_their_traceback(error):
 
 
 def test_explains_divergence_in_half_precision():
-    """fairseq raises an error, then searches for the first NaN and fails."""
-    failed = StopIteration()
-    failed.__context__ = FloatingPointError("Minimum loss scale reached (0.0001). Your loss is probably exploding.")
+    failed = FloatingPointError("Minimum loss scale reached (0.0001). Your loss is probably exploding.")
     assert error_messages.explain(failed).startswith("training diverged (Minimum loss scale reached); lower --lr")
+
+
+@pytest.mark.parametrize("loss", [1.5, math.nan, math.inf, torch.tensor(-math.inf)])
+@pytest.mark.parametrize("second", [StopIteration(), OSError(28, "full disk"), UserError("no hooks"), None])
+def test_a_training_step_raises_its_first_error(loss, second):
+    """Whatever fails while fairseq handles it; an error within a layer, the control, may replace another one."""
+
+    class Trainer:
+        def get_num_updates(self):
+            return 6
+
+        def train_step(self, layer):
+            logging_outputs = [{"loss": loss}]  # read by the patch
+            try:
+                layer()
+                raise FloatingPointError("gradients are Nan/Inf")
+            except FloatingPointError:
+                assert logging_outputs
+                if second is not None:
+                    raise second  # noqa: B904
+                raise
+
+    def layer():
+        try:
+            raise FloatingPointError("caught")
+        except FloatingPointError:
+            raise UserError("explained")  # noqa: B904
+
+    first_error.patch(SimpleNamespace(Trainer=Trainer))
+    with pytest.raises(FloatingPointError, match="Nan/Inf") as raised:
+        Trainer().train_step(lambda: None)
+    message = error_messages.explain(raised.value)
+    if loss == 1.5:
+        assert message == f"training diverged (gradients are Nan/Inf); {error_messages.ADVICE}"
+    else:
+        name = "NaN" if math.isnan(loss) else "Inf"
+        assert message == f"training diverged: the loss is {name} at update 7; {error_messages.ADVICE}"
+    with pytest.raises(UserError, match="explained"):
+        Trainer().train_step(layer)
 
 
 @pytest.mark.parametrize(
