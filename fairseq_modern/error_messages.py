@@ -74,8 +74,13 @@ def is_about_a_flag(error: Exception) -> bool:
     is_of_fairseq = type(error) is Exception or isinstance(error, (AssertionError, ValueError))
     if not is_of_fairseq or not re.search(r"--[a-z]{2}", str(error)):
         return False
+    return raised_in(error).partition(".")[0] in ("fairseq", "fairseq_cli", "__main__")
+
+
+def raised_in(error: BaseException) -> str:
+    """Return the name of the module that has raised an error."""
     modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return bool(modules) and modules[-1].partition(".")[0] in ("fairseq", "fairseq_cli", "__main__")
+    return str(modules[-1]) if modules else ""
 
 
 # --- Each function explains errors of the function of fairseq with the same name. It returns None for other errors. ---
@@ -124,7 +129,7 @@ def load_checkpoint_to_cpu(error: Exception, path: str, *_: Any) -> Optional[str
     if isinstance(error, FileNotFoundError):
         return f"there is no checkpoint {path}"
     if not isinstance(error, IsADirectoryError):
-        return None
+        return explain_missing_state(error, path)
     files = sorted(name for name in os.listdir(path) if name.endswith(".pt"))
     listed = ", ".join(files[:3]) or "none"
     return f"the checkpoint must be a file; got the folder {path} (its checkpoints: {listed})"
@@ -140,7 +145,21 @@ def load_checkpoint(error: Exception, trainer: Any, filename: str, *_: Any) -> O
 
         return differing_flags(load(filename)["cfg"]["model"], trainer.cfg.model)
 
-    return explain_mismatch(error, filename, find_cause)
+    return explain_mismatch(error, filename, find_cause) or explain_missing_state(error, filename)
+
+
+def explain_missing_state(error: Exception, path: str) -> Optional[str]:
+    """Explain an error of fairseq's code that reads the state of a training run from a checkpoint."""
+    for cause in chain(error):
+        reads_state = raised_in(cause).startswith(("fairseq.checkpoint_utils", "fairseq.trainer", "fairseq_modern."))
+        if not isinstance(cause, (LookupError, TypeError, AttributeError)):
+            continue
+        if reads_state or cause.args == ("model",):  # also read by the models of a --user-dir
+            reason = f"got a file without the state of one ({type(cause).__name__}: {cause})"
+            advice = "remove it, and training resumes from another checkpoint of its folder, if any"
+            is_last = os.path.basename(path).startswith("checkpoint_last")
+            return f"{path} must be a checkpoint of a training run; {reason}" + (f"; {advice}" if is_last else "")
+    return None
 
 
 def explain_mismatch(error: Exception, path: str, find_cause: Callable[[], str]) -> Optional[str]:

@@ -48,6 +48,9 @@ def folder(tiny_data, tmp_path_factory):
     for file in other.glob("dict.*"):
         file.write_text("".join(file.read_text().splitlines(keepends=True)[:9]))
     (folder / "file").write_text("")
+    (folder / "model only").mkdir()
+    for name in ("checkpoint_last.pt", "checkpoint.pt"):
+        torch.save({"model": {}}, folder / "model only" / name)
     hydra_command(data, folder / "new", folder / "conf", **SMALL)
     run(*train(save_dir="run"), cwd=folder)
     return folder
@@ -113,10 +116,18 @@ MISTAKES = {
     "--save-dir below a file": (
         train(save_dir="file/below"), r"cannot write to --save-dir file/below \(Not a directory\)",
     ),
-    "divergence": (train(lr=1e30, max_update=9), "training diverged: the loss is (NaN|Inf) at update 2; lower --lr, .*"),
+    "divergence": (train(lr=1e30, max_update=9), "training diverged: the loss is (NaN|Inf) at update 2; lower .*"),
     "divergence with a layer that allows no hooks": (
         train(lr=1e30, max_update=9, criterion="label_smoothed_cross_entropy_chunked"),
         "training diverged: the loss is (NaN|Inf) at update 2; lower --lr, .*",
+    ),
+    "a model as checkpoint_last.pt": (
+        train(save_dir="model only"),
+        "model only/checkpoint_last.pt must be a checkpoint of a training run; .*; remove it, and training resumes .*",
+    ),
+    "a model as --restore-file": (
+        train("--restore-file", "model only/checkpoint.pt"),
+        r"model only/checkpoint\.pt must be a checkpoint of a training run; got a file without .* \(KeyError: .*\)",
     ),
     "out of memory": (train(key_dim=10**13), r"out of memory: cannot allocate a tensor of \d{15} bytes; .*"),
     "--fp16 on a CPU": (train(fp16=True), "--fp16 needs a GPU, but --cpu is given; leave out --fp16.*"),
