@@ -1,6 +1,7 @@
 """Defect: at the end of an epoch, fairseq writes no update checkpoint, checkpoint_EPOCH_UPDATE.pt.
 
-Check: --save-interval-updates divides the number of updates. Averages would lack the latest update checkpoint.
+Check: --save-interval-updates divides the number of updates. Averages would lack the latest update checkpoint. It is
+written first: `checkpoint_last.pt` must be the last file of a save, because a killed run resumes after that save.
 """
 
 import copy
@@ -15,7 +16,6 @@ def patch(module: ModuleType) -> None:
 
     @wrap(module)
     def save_checkpoint(original, cfg, trainer, epoch_itr, val_loss):
-        saved = original(cfg, trainer, epoch_itr, val_loss)
         interval, updates = cfg.save_interval_updates, trainer.get_num_updates()
         if fault_tolerance.is_on() and epoch_itr.end_of_epoch() and interval > 0 and updates % interval == 0:
             update_only = copy.copy(cfg)
@@ -24,4 +24,4 @@ def patch(module: ModuleType) -> None:
                 epoch=epoch_itr.epoch, end_of_epoch=lambda: False, state_dict=epoch_itr.state_dict
             )
             original(update_only, trainer, within_epoch, val_loss)
-        return saved
+        return original(cfg, trainer, epoch_itr, val_loss)

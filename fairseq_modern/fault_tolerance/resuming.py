@@ -4,11 +4,11 @@ A command with --restore-file or --reset-... starts again whenever it is repeate
 Check: the files. Before a training run loads a checkpoint, the first process
 
 - waits until no other run uses the folder, and removes temporary files of interrupted writes;
-- copies the latest valid checkpoint of the folder to `checkpoint_last.pt` if that is missing or damaged. A valid
-  `checkpoint_last.pt` stays, whatever its age: the user may have put it there. (With
-  --write-checkpoints-asynchronously, fairseq does not update it, and the checkpoint with the most updates replaces it.)
-  The checkpoints of an earlier run are not used if fairseq would start from another file, as with
-  --finetune-from-model;
+- copies the latest valid checkpoint of the folder to `checkpoint_last.pt` if that is missing or damaged, and to the
+  other files of that save, which may have been interrupted. A valid `checkpoint_last.pt` stays, whatever its age: the
+  user may have put it there. (With --write-checkpoints-asynchronously, fairseq does not update it, and the checkpoint
+  with the most updates replaces it.) The checkpoints of another command are not used if fairseq would start from
+  another file, as with --finetune-from-model;
 - ignores --restore-file and --reset-... if `checkpoint_last.pt` was written by the same command (see `command`). With
   any other command, they apply as in fairseq.
 
@@ -30,6 +30,7 @@ import torch.distributed as dist
 from fairseq_modern import fault_tolerance
 from fairseq_modern.errors import UserError
 from fairseq_modern.fault_tolerance.command import KEY, command_of, differences
+from fairseq_modern.fault_tolerance.interrupted_save import finish_save
 from fairseq_modern.files import acquire_lock, remove_stale_temp_files
 from fairseq_modern.loading import unpickle, verify_checksums
 from fairseq_modern.patching import wrap
@@ -37,7 +38,7 @@ from fairseq_modern.patching import wrap
 logger = logging.getLogger(__name__)
 
 CHECKPOINT = re.compile(r"checkpoint(_last|_best|\d+|_\d+_\d+|\.best_.+)\.pt")
-LAST, BEST, LOCK = "checkpoint_last.pt", "checkpoint_best.pt", ".lock"
+LAST, LOCK = "checkpoint_last.pt", ".lock"
 # Settings that apply when a run starts, and their defaults ...
 START = {
     "restore_file": LAST,
@@ -49,6 +50,8 @@ START = {
 # ... and files from which fairseq starts only if there is no `checkpoint_last.pt`.
 SOURCES = ("finetune_from_model", "continue_once")
 
+PARTS = ("train_iterator", "val_loss", "best", KEY)
+
 _locks: List[filelock.BaseFileLock] = []
 
 
@@ -57,8 +60,12 @@ class Checkpoint(NamedTuple):
 
     path: str
     updates: int
-    best: bool  # no earlier checkpoint of its run has a better score
-    command: Optional[Dict[str, str]] = None  # that wrote it
+    extra: Dict[str, Any]  # the parts of its `extra_state` in `PARTS`
+
+    @property
+    def command(self) -> Optional[Dict[str, str]]:
+        """The command that wrote it."""
+        return self.extra.get(KEY)
 
 
 def read(path: str) -> Optional[Checkpoint]:
@@ -70,9 +77,8 @@ def read(path: str) -> Optional[Checkpoint]:
         extra["train_iterator"]["epoch"]
         if state.get("last_optimizer_state", {}) is None:  # an average
             return None
-        score, updates = extra.get("val_loss"), state["optimizer_history"][-1]["num_updates"]
-        best = score is not None and score == extra["best"]
-        return Checkpoint(path, updates, best, extra.get(KEY))
+        parts = {name: extra[name] for name in PARTS if name in extra}
+        return Checkpoint(path, state["optimizer_history"][-1]["num_updates"], parts)
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception:  # torch raises almost any exception for a damaged file
@@ -111,7 +117,7 @@ def latest_valid_checkpoint(
         # None for an average, for example: fairseq may reject it
         checkpoint = read(last)
         if checkpoint is None or not asynchronous:
-            return checkpoint or Checkpoint(last, 0, best=False)
+            return checkpoint or Checkpoint(last, 0, {})
     checkpoints = [read(os.path.join(directory, name)) for name in os.listdir(directory) if CHECKPOINT.fullmatch(name)]
     ranked = [(rank(checkpoint), checkpoint) for checkpoint in checkpoints if checkpoint is not None]
     usable = [(key, checkpoint.path, checkpoint) for key, checkpoint in ranked if key is not None]
@@ -119,23 +125,23 @@ def latest_valid_checkpoint(
     return next((checkpoint for _, path, checkpoint in usable if is_valid(path)), None)
 
 
-def restore_last(directory: str, copy: Any, *args: Any, **options: Any) -> Optional[Checkpoint]:
+def restore_last(module: Any, cfg: Any, *args: Any) -> Optional[Checkpoint]:
     """Copy the latest valid checkpoint to `checkpoint_last.pt` if that is missing or damaged; return it.
 
-    If it is the best so far, also copy it to `checkpoint_best.pt`. `copy` is `PathManager.copy`; further arguments are
-    those of `latest_valid_checkpoint`.
+    Args:
+        module: `fairseq.checkpoint_utils`.
+        cfg: its settings.
+        args: further arguments of `latest_valid_checkpoint`.
     """
-    latest = latest_valid_checkpoint(directory, *args, **options)
-    last, best = os.path.join(directory, LAST), os.path.join(directory, BEST)
+    latest = latest_valid_checkpoint(cfg.save_dir, *args)
+    last = os.path.join(cfg.save_dir, LAST)
     if latest is None or latest.path == last:
         return latest
     if os.path.exists(last) and not is_valid(last):
         os.replace(last, last + ".damaged")
         logger.warning(f"{last} is damaged; renamed it to {LAST}.damaged")
     logger.warning(f"resuming from {latest.path}, the latest valid checkpoint ({latest.updates} updates)")
-    if latest.best and latest.path != best:
-        copy(latest.path, best, overwrite=True)
-    copy(latest.path, last, overwrite=True)
+    finish_save(module, cfg, latest.path, latest.updates, latest.extra)
     return latest
 
 
@@ -174,7 +180,7 @@ def uses_last(cfg: Any, trainer: Any) -> bool:
     return os.path.isdir(cfg.save_dir) and not cfg.no_last_checkpoints and not trainer.checkpoint_suffix
 
 
-def prepare_folder(cfg: Any, trainer: Any, copy: Any) -> bool:
+def prepare_folder(module: Any, cfg: Any, trainer: Any) -> bool:
     """Lock and clean the checkpoint folder, and restore `checkpoint_last.pt`.
 
     Returns:
@@ -196,7 +202,7 @@ def prepare_folder(cfg: Any, trainer: Any, copy: Any) -> bool:
         is_own = checkpoint.command == trainer.command
         return None if starts_elsewhere and not is_own else (bool(flags) and is_own, checkpoint.updates)
 
-    latest = restore_last(directory, copy, rank, cfg.write_checkpoints_asynchronously)
+    latest = restore_last(module, cfg, rank, cfg.write_checkpoints_asynchronously)
     if not flags or trainer.tpu or latest is None:
         return False
     if latest.command != trainer.command:
@@ -239,7 +245,7 @@ def patch(module: ModuleType) -> None:
             return original(cfg, trainer, **options)
         trainer.command = command_of(trainer.cfg)
         is_first = trainer.is_data_parallel_master
-        ignores_start = is_first and prepare_folder(cfg, trainer, module.PathManager.copy)
+        ignores_start = is_first and prepare_folder(module, cfg, trainer)
         with started(cfg) if first_decision(ignores_start, trainer) else contextlib.nullcontext():
             return original(cfg, trainer, **options)
 

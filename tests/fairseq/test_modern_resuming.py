@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq.checkpoint_utils import PathManager
+from fairseq import checkpoint_utils
 from fairseq.data import iterators
 from fairseq.tasks.translation import TranslationConfig
 
@@ -43,10 +43,10 @@ def test_finds_the_latest_valid_checkpoint(tmp_path, damage):
     DAMAGE[damage](last)
     assert resuming.latest_valid_checkpoint(str(tmp_path)).path == str(newer)
     DAMAGE[damage](newer)
-    assert resuming.latest_valid_checkpoint(str(tmp_path)) == resuming.Checkpoint(str(older), 10, False)
+    assert resuming.latest_valid_checkpoint(str(tmp_path)).path == str(older)
     DAMAGE[damage](older)
     assert resuming.latest_valid_checkpoint(str(tmp_path)) is None
-    resuming.restore_last(str(tmp_path), PathManager.copy)
+    resuming.restore_last(checkpoint_utils, forked.training_config(tmp_path).checkpoint)
     assert sorted(tmp_path.iterdir()) == sorted([older, newer, last])
 
 
@@ -65,7 +65,7 @@ def test_ignores_checkpoints_from_which_training_cannot_resume(tmp_path):
     old = tmp_path / "checkpoint_1_75.pt"  # in the format of torch < 1.6
     torch.save(average, old, _use_new_zipfile_serialization=False)
     assert not zipfile.is_zipfile(old)
-    assert resuming.latest_valid_checkpoint(str(tmp_path)) == resuming.Checkpoint(str(old), 70, False)
+    assert resuming.latest_valid_checkpoint(str(tmp_path)).path == str(old)
 
     # any valid checkpoint_last.pt wins, here an average
     shutil.copy(tmp_path / "checkpoint_best.pt", last)
@@ -96,7 +96,7 @@ def test_resumes_from_the_checkpoint_that_the_user_has_chosen(tmp_path, way):
     last = tmp_path / "checkpoint_last.pt"
     ROLL_BACK[way](tmp_path / "checkpoint_1_40.pt", last)
     before = files(tmp_path)
-    resuming.restore_last(str(tmp_path), PathManager.copy)
+    resuming.restore_last(checkpoint_utils, forked.training_config(tmp_path).checkpoint)
     assert updates(last) == 40
     assert files(tmp_path) == before
 
@@ -111,14 +111,14 @@ def test_restores_the_last_and_the_best_checkpoint(tmp_path, caplog, score, best
     elif last == "a link to nothing":
         (tmp_path / "checkpoint_last.pt").symlink_to("checkpoint_1_30.pt")
     with caplog.at_level(logging.WARNING):
-        resuming.restore_last(str(tmp_path), PathManager.copy)
+        resuming.restore_last(checkpoint_utils, forked.training_config(tmp_path).checkpoint)
     assert updates(tmp_path / "checkpoint_last.pt") == 20
     assert updates(tmp_path / "checkpoint_best.pt") == best_updates
     assert "resuming from" in caplog.text
     assert ("checkpoint_last.pt is damaged" in caplog.text) is (last == "damaged")
     assert (last != "damaged") or updates(tmp_path / "checkpoint_last.pt.damaged") == 30  # kept aside
     before = files(tmp_path)
-    resuming.restore_last(str(tmp_path), PathManager.copy)
+    resuming.restore_last(checkpoint_utils, forked.training_config(tmp_path).checkpoint)
     assert files(tmp_path) == before
 
 
