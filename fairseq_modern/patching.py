@@ -51,15 +51,18 @@ def adapts_checkpoints(module: Any) -> Callable[[F], F]:
     """Call the decorated function with each checkpoint that `fairseq.trainer.Trainer` loads, before it is used.
 
     The function may modify the checkpoint. Its arguments are the trainer, the checkpoint, and the arguments of
-    `Trainer.load_checkpoint`.
+    `Trainer.load_checkpoint`. Functions are called in the order of the table of patches.
     """
+    adapters = vars(module.Trainer).get("checkpoint_adapters")
+    if adapters is None:
+        adapters = module.Trainer.checkpoint_adapters = []
 
-    def decorate(adapt: F) -> F:
         @wrap(module.Trainer)
         def load_checkpoint(original: Any, self: Any, *args: Any, **options: Any) -> Any:
             def load_checkpoint_to_cpu(*load_args: Any, **load_options: Any) -> Any:
                 state = utils.load_checkpoint_to_cpu(*load_args, **load_options)
-                adapt(self, state, *args, **options)
+                for adapt in adapters:
+                    adapt(self, state, *args, **options)
                 return state
 
             utils = module.checkpoint_utils
@@ -69,6 +72,8 @@ def adapts_checkpoints(module: Any) -> Callable[[F], F]:
             finally:
                 module.checkpoint_utils = utils
 
+    def decorate(adapt: F) -> F:
+        adapters.append(adapt)
         return adapt
 
     return decorate

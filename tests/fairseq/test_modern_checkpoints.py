@@ -23,6 +23,7 @@ from fairseq.trainer import Trainer
 from collab_fairseq import checkpoints
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import atomic_write, remove_stale_temp_files
+from fairseq_modern.patching import adapts_checkpoints
 from tests.common import TINY_MODEL, TINY_TRAINING
 from tests.fairseq.forked import check_killed, flip_a_bit, kill
 from tests.fairseq.models import Task
@@ -272,3 +273,15 @@ def test_removes_temp_files_of_killed_writes_and_nothing_else(tmp_path):
         assert remove_stale_temp_files(str(tmp_path)) == [other.name]
     assert sorted(tmp_path.iterdir()) == sorted([*kept, path])
     assert path.read_bytes() == b"newer"
+
+
+def test_patches_adapt_a_checkpoint_in_the_order_of_their_table():
+    """With one wrapper; the control is the function of fairseq's module, which stays."""
+    utils = SimpleNamespace(__name__="utils", load_checkpoint_to_cpu=lambda path: [path])
+    module = SimpleNamespace(checkpoint_utils=utils, Trainer=type("Trainer", (), {}))
+    module.Trainer.load_checkpoint = lambda self, path: module.checkpoint_utils.load_checkpoint_to_cpu(path)
+    for name in ("first", "second"):
+        adapts_checkpoints(module)(lambda trainer, state, path, name=name: state.append(f"{name} {path}"))
+    assert module.Trainer().load_checkpoint("file") == ["file", "first file", "second file"]
+    assert module.checkpoint_utils is utils
+    assert utils.load_checkpoint_to_cpu("file") == ["file"]
