@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from runner import cli, overrides, settings, training
 
 import collab_fairseq.models
-from collab_fairseq.models.arguments import resolve
+from collab_fairseq.models.arguments import flatten, resolve
 from fairseq_modern.errors import UserError
 from tests.common import ROOT, run
 from tests.fairseq.conftest import tiny_data  # noqa: F401  (a fixture)
@@ -62,6 +62,7 @@ def model_config(cfg):
     model = cfg.model
     if isinstance(model, DictConfig):
         with open_dict(model):
+            flatten(model)
             models.ARCH_CONFIG_REGISTRY[model._name](model)
     return resolve(model)
 

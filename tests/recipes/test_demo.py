@@ -8,6 +8,7 @@ import signal
 import subprocess
 
 import pytest
+import torch
 
 from collab_fairseq.records.rows import load_run
 from tests.common import ROOT, descendants, run
@@ -94,8 +95,8 @@ def test_resumed_demo_equals_uninterrupted_demo(finished, tmp_path):
 def test_error_names_the_failed_model(finished, tmp_path):
     folder = shutil.copytree(finished[0], tmp_path / "run")
     shutil.rmtree(folder / MODELS[1])
-    (folder / MODELS[1]).mkdir()
-    (folder / MODELS[1] / "checkpoints").write_text("not a folder")
+    (folder / MODELS[1] / "checkpoints").mkdir(parents=True)
+    torch.save({"model": {}}, folder / MODELS[1] / "checkpoints" / "checkpoint_last.pt")
     done = demo(folder, check=False, threads=1)
     assert done.returncode == 1
     assert "started, see" not in done.stderr  # with one thread, one run at a time
