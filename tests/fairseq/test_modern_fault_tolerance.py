@@ -175,6 +175,7 @@ def torchrun_training(data, folder, *more):
         yield process, log
 
 
+@pytest.mark.slow
 def test_sigterm_to_torchrun_saves(tiny_data, tmp_path):
     """torchrun forwards it to the process groups of its workers, which include the processes that load data."""
     with torchrun_training(tiny_data, tmp_path, "--num-workers", "1") as (process, log):

@@ -101,6 +101,7 @@ def test_rejects_a_folder_without_tokenizer(start, tmp_path):
         start("one", 1)
 
 
+@pytest.mark.slow
 def test_killed_rehearsal_resumes_to_the_same_result_without_internet(tmp_path, monkeypatch, capsys, caplog):
     """It resumes from the first epoch, and its result equals that of an uninterrupted run."""
     caplog.set_level("INFO")
