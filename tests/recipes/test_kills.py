@@ -1,13 +1,18 @@
-"""Recipe runs that are killed, thirty times on one node or once per node of two, equal uninterrupted runs."""
+"""Recipe runs that are killed, thirty times on one node or once per node of two, equal uninterrupted runs.
+
+KILL_ROUNDS=20 pytest tests/recipes/test_kills.py kills 120 times on one node, six times per round.
+"""
 
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -17,7 +22,7 @@ from tests.common import ROOT, free_port
 from tests.fairseq import forked
 from tests.fairseq.models import same_model
 
-ROUNDS, UPDATES = 5, 60
+ROUNDS = int(os.environ.get("KILL_ROUNDS", 5))
 TARGETS = ("runner", "group", "child")
 SIGNALS = (signal.SIGTERM, signal.SIGKILL)
 TIMEOUT = 300
@@ -26,15 +31,23 @@ PHASES = {
     "train": (lambda run, update: f'"num_updates": "{update}"' in log(run), "averaged.pt"),
     "save": (lambda run, update: any(run.glob("checkpoints/*.tmp")), "averaged.pt"),
     "average": (
-        lambda run, update: any(run.glob("checkpoints/*_60.pt")) and "done training" in log(run),
+        lambda run, update: any(run.glob("checkpoints/*_6[0-9].pt")) and "done training" in log(run),
         "averaged.pt",
     ),
     "generate": (lambda run, update: any(run.glob("test.generate.log.*.tmp")), "test.generate.log"),
     "score": (lambda run, update: (run / "test.generate.log").exists(), "test.scores.json"),
     "record": (lambda run, update: (run / "test.scores.json").exists(), "record.json"),
 }
-ONE_NODE = ["--updates", UPDATES, "--average", 3, "lr_scheduler.warmup_updates=20"]
-ONE_NODE += ["common.log_interval=5", "checkpoint.save_interval_updates=10"]
+ONE_NODE = ["--updates", 60, "--average", 3, "lr_scheduler.warmup_updates=20", "common.log_interval=5"]
+ONE_NODE += ["checkpoint.save_interval_updates=10"]
+#: a round kills a run of one of these kinds; an epoch has 11 updates
+KINDS = {
+    "fp32": ONE_NODE,
+    "bf16": [*ONE_NODE, "--precision", "bf16"],
+    "two processes": [*ONE_NODE, "--gpus", 2, "recipe.batch_tokens=4000"],
+    "stages": [*ONE_NODE, "--stages", 2],
+    "saves at the end of epochs": [*ONE_NODE, "--updates", 66, "checkpoint.save_interval_updates=11"],
+}
 TWO_NODES = ["--nodes", 2, "--gpus", 1, "--updates", 24, "--average", 2, "lr_scheduler.warmup_updates=4"]
 TWO_NODES += ["recipe.batch_tokens=2400", "checkpoint.save_interval_updates=4"]
 
@@ -51,6 +64,17 @@ def data(tmp_path_factory):
     command = [ROOT / "data_prep" / "toy.sh", *sizes, "--output", folder]
     subprocess.run(command, check=True, capture_output=True)
     return folder
+
+
+def seconds_by_the_log(run):
+    """Seconds from the first to the last line of each part of the training log; time stamps are rounded down."""
+    lines = [json.loads(line) for line in (run / "train.usage.jsonl").read_text().splitlines()]
+    text, seconds = (run / "train.log").read_bytes(), []
+    for begin, end in zip(lines[::2], lines[1::2], strict=True):
+        stamps = re.findall(rb"(?m)^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) ", text[begin["log_from"] : end["log_to"]])
+        first, last = (datetime.fromisoformat(stamps[place].decode()) for place in (0, -1)) if stamps else (0, 0)
+        seconds.append((end["train_seconds"], (last - first).total_seconds() if stamps else 0))
+    return seconds
 
 
 def start(data, run, *flags):
@@ -71,10 +95,10 @@ def finish(run, *processes):
     assert statuses == {0}, run.with_suffix(".out").read_text()[-3000:]
 
 
-def kill(data, run, phase, target, number, chance):
+def kill(data, run, flags, phase, target, number, chance):
     """Start the run and kill it in a phase. Returns whether the kill came before the end of the phase."""
-    update = chance.randrange(5, UPDATES, 5)
-    process = start(data, run, *ONE_NODE)
+    update = chance.randrange(5, 60, 5)
+    process = start(data, run, *flags)
     is_in_phase, last_file = PHASES[phase]
     forked.wait_for(lambda: is_in_phase(run, update), process, run.with_suffix(".out"))
     if phase != "save":  # takes a few milliseconds only
@@ -109,27 +133,34 @@ def state(run):
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc and PR_SET_PDEATHSIG of Linux")
 def test_killed_runs_equal_uninterrupted_run(data, tmp_path):
-    uninterrupted = tmp_path / "uninterrupted"
-    finish(uninterrupted, start(data, uninterrupted, *ONE_NODE))
-    expected = state(uninterrupted)
-    weights = checkpoints.load(uninterrupted / "averaged.pt")["model"]
     hits = {phase: [] for phase in PHASES}
 
+    def uninterrupted(kind):
+        run = tmp_path / kind.replace(" ", "-")
+        finish(run, start(data, run, *KINDS[kind]))
+        return run
+
     def interrupted(number):
+        kind = [*KINDS][number % len(KINDS)]
         chance = random.Random(number)
         run = tmp_path / f"run{number}"
         for position, phase in enumerate(PHASES):
-            target, signum = TARGETS[(number + position) % 3], SIGNALS[(number + position // 2) % 2]
-            if kill(data, run, phase, target, signum, chance):
+            # independent of the kind: `number // len(KINDS)` differs between rounds of one kind
+            shift = number % len(KINDS) + number // len(KINDS)
+            target, signum = TARGETS[(shift + position) % 3], SIGNALS[(shift + position // 2) % 2]
+            if kill(data, run, KINDS[kind], phase, target, signum, chance):
                 hits[phase].append((target, signum.name))
-        finish(run, start(data, run, *ONE_NODE))
-        record, hypotheses = state(run)
-        assert record == expected[0]
-        assert hypotheses == expected[1]
-        assert same_model(checkpoints.load(run / "averaged.pt")["model"], weights)
+        finish(run, start(data, run, *KINDS[kind]))
+        assert state(run) == expected[kind], kind
+        assert same_model(checkpoints.load(run / "averaged.pt")["model"], weights[kind]), kind
         assert not list(run.rglob("*.tmp"))
+        # the last second of a part may lack a line of the log, as may the end of its process
+        assert all(-0.1 <= measured - by_log < 3 for measured, by_log in seconds_by_the_log(run))
 
     with ThreadPoolExecutor(2) as lanes:
+        references = dict(zip(KINDS, lanes.map(uninterrupted, KINDS), strict=True))
+        expected = {kind: state(run) for kind, run in references.items()}
+        weights = {kind: checkpoints.load(run / "averaged.pt")["model"] for kind, run in references.items()}
         list(lanes.map(interrupted, range(ROUNDS)))
     assert all(len(of_phase) >= 3 for of_phase in hits.values()), hits
 
