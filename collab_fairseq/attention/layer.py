@@ -6,6 +6,7 @@ from typing import Any, Callable, ClassVar, Dict, List, Optional, Tuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from .attention_type import AttentionType, check_groups
 from .cache import Attended, KeyValue, repeat_kv
@@ -339,6 +340,20 @@ class AttentionLayer(AttentionType, nn.Module):
         # (N, H, B·T, S) → (N, B, H, T, S) → (R, H, T, S)
         weights = weights.view(rows, self.num_heads, beams, query_len, key_len).transpose(1, 2).flatten(0, 1)
         return output, weights.mean(dim=1) if average_attn_weights else weights
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call ``forward`` and hooks. ``torch.fx`` records the call as one node, as it does for torch's layer."""
+        proxies = [argument for argument in (*args, *kwargs.values()) if isinstance(argument, Proxy)]
+        if not proxies:
+            return super().__call__(*args, **kwargs)
+        tracer: Any = proxies[0].tracer
+        path = tracer.path_of_module(self)
+
+        def leaf(*args: Any, **kwargs: Any) -> Any:
+            return tracer.create_proxy("call_module", path, args, kwargs)
+
+        # not create_proxy itself: tracers note in call_module which module they are in
+        return tracer.call_module(self, leaf, args, kwargs)
 
     def forward(
         self,

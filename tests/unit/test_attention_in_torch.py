@@ -200,3 +200,56 @@ def test_compiled_layer_gives_the_same_without_graph_breaks(name, kernel):
     gradients = [torch.autograd.grad(output.square().sum(), (query, key, value)) for output in (actual, expected)]
     for one, other in zip(*gradients, strict=True):
         assert (one - other).abs().max() < 1e-11
+
+
+class UserBlock(nn.Module):
+    """A user's module with an attention layer."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.attention = attention
+        self.out = nn.Linear(E, E, dtype=torch.float64)
+
+    def forward(self, x, memory, padding):
+        output, weights = self.attention(x, memory, memory, padding, average_attn_weights=False)
+        return self.out(x + torch.relu(output)), weights
+
+
+class PathTracer(torch.fx.Tracer):
+    """Names nodes by their module, as torchvision's feature extraction does."""
+
+    def __init__(self):
+        super().__init__()
+        self.paths = {}
+
+    def call_module(self, m, forward, args, kwargs):
+        self.paths[m] = self.path_of_module(m)
+        return super().call_module(m, forward, args, kwargs)
+
+
+def fx_nodes(module):
+    tracer = PathTracer()
+    nodes = [(node.op, str(node.target)) for node in tracer.trace(module).nodes]
+    return nodes, list(tracer.paths.values())
+
+
+@pytest.mark.parametrize("cls", [CollaborativeAttention, SHARED_VALUES, StandardAttention, MULTI_QUERY, LATENT])
+def test_fx_traces_modules_with_the_layer_as_with_torchs(cls):
+    torch.manual_seed(0)
+    block = UserBlock(cls(E, H, 6, dropout=0.5, dtype=torch.float64))
+    block.attention.register_forward_hook(lambda layer, inputs, output: (output[0] * 3, output[1]))
+    assert fx_nodes(block) == fx_nodes(UserBlock(nn.MultiheadAttention(E, H, batch_first=True)))
+    traced = torch.fx.symbolic_trace(block)
+    assert traced.attention is block.attention
+    for training, site in ((True, "cross"), (False, "cross"), (False, "self")):
+        query, memory, _ = inputs(site)
+        padding = masks("padding", memory.size(1), H)["key_padding_mask"]
+        results = []
+        for module in (block, traced):
+            torch.manual_seed(1)
+            output, weights = module.train(training)(query, memory, padding)
+            results.append([output, weights, *torch.autograd.grad(output.square().sum(), list(block.parameters()))])
+        assert all(map(torch.equal, *results))
+    # control: dropout is active in training
+    first, second = (block.train()(query, memory, padding)[0] for _ in range(2))
+    assert not torch.equal(first, second)
