@@ -98,7 +98,7 @@ class CollaborativeHeads(nn.Module):
     names: Names
     config: Any
     scaling: float
-    layer_idx: Optional[int]
+    layer_idx: int  # None in models without a cache
     mixing: nn.Parameter
     content_bias: Optional[nn.Parameter]
 
@@ -116,10 +116,25 @@ class CollaborativeHeads(nn.Module):
         self.content_bias = nn.Parameter(key_weight.new_zeros(heads, width)) if shape.content_bias else None
         self.scaling = shape.scale
 
+    def check_cache(self, cache: Cache) -> None:
+        """Raise a ReparamError if others have filled the cache of this layer, with keys of standard heads."""
+        heads, key_dim = self.mixing.shape
+        width = key_dim if self.content_bias is None else key_dim + heads
+        keys = cache.layers[self.layer_idx].keys if len(cache.layers) > self.layer_idx else None
+        # a new cache has no keys or an empty tensor
+        if keys is not None and keys.dim() == 4 and keys.shape[1::2] != (1, width):
+            raise ReparamError(
+                f"past_key_values must have one key of width {width} per position with collaborative heads; got "
+                f"{keys.size(1)} of width {keys.size(3)}: prefix tuning is not supported"
+            )
+
     def entry(self, states: Tensor, cache: Optional[Cache], from_source: bool) -> KeyValue:
         """Keys and values of states (N, S, D) and of the cache, which is updated.
 
         The cache has a single head, and content scores follow the shared keys in its last dimension.
+
+        Raises:
+            ReparamError: the cache has keys of standard heads.
         """
         site_cache, cached = cache, None
         if isinstance(cache, EncoderDecoderCache):
@@ -127,6 +142,8 @@ class CollaborativeHeads(nn.Module):
             if from_source and cache.is_updated.get(self.layer_idx):
                 layer_cache = site_cache.layers[self.layer_idx]
                 cached = layer_cache.keys, layer_cache.values
+        if site_cache is not None:
+            self.check_cache(site_cache)
         if cached is None:
             keys = getattr(self, self.names.key)(states)
             if self.content_bias is not None:

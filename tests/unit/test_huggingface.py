@@ -108,6 +108,30 @@ def test_bert_decoder_continues_from_its_cache():
     assert list(hf.head_layers(converted)) == ["decoder.0", "cross.0", "decoder.1", "cross.1"]
 
 
+@pytest.mark.parametrize(("case", "site"), [("bert", "self"), ("bert-decoder", "self"), ("bert-decoder", "cross")])
+def test_prefix_tuning_is_rejected(case, site):
+    """PEFT fills the cache with keys and values of standard heads."""
+    model, batch = make(case), inputs(case)
+    batch["attention_mask"] = nn.functional.pad(batch["attention_mask"], (4 if site == "self" else 0, 0), value=1)
+    batch.pop("encoder_attention_mask", None)
+
+    def logits(model, scale):
+        size, random = (3, HEADS, 4, WIDTH // HEADS), torch.Generator().manual_seed(0)
+        layer_caches = [[torch.randn(size, generator=random) * scale for _ in ("key", "value")] for _ in range(2)]
+        cache = transformers.DynamicCache(layer_caches)
+        if case == "bert-decoder":
+            caches = {"self": transformers.DynamicCache(), "cross": transformers.DynamicCache(), site: cache}
+            cache = transformers.EncoderDecoderCache(*caches.values())
+        return outputs(model, batch, past_key_values=cache).logits
+
+    # control: standard heads read the prefix
+    assert not torch.equal(logits(model, 1.0), logits(model, 2.0))
+    for key_dim, width in ((WIDTH, WIDTH), (8, 8 + HEADS)):  # the smaller key dimension has content scores
+        message = f"must have one key of width {width} per position .* got 4 of width 8: prefix tuning is not supported"
+        with pytest.raises(ReparamError, match=message):
+            logits(to_collaborative(model, key_dim), 1.0)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_half_the_key_dimension_changes_the_output_little_and_is_saved(case, tmp_path):
     source, batch = make(case), inputs(case)
