@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 
 from collab_fairseq.attention import CollaborativeAttention, GroupedAttention, LatentAttention, StandardAttention
 from tests.common import FLOAT64
-from tests.unit.attention_cases import ATTENTION_TYPES, E, H, N, T, build, inputs, leaves, masks
+from tests.unit.attention_cases import ATTENTION_TYPES, E, H, N, T, build, inputs, leaves, masks, reference
 
 SHARED_VALUES = partial(CollaborativeAttention, value_heads=1)
 MULTI_QUERY = partial(GroupedAttention, kv_heads=1)
@@ -253,3 +253,29 @@ def test_fx_traces_modules_with_the_layer_as_with_torchs(cls):
     # control: dropout is active in training
     first, second = (block.train()(query, memory, padding)[0] for _ in range(2))
     assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize(("name", "kernel"), [*((name, "auto") for name in ATTENTION_TYPES), ("grouped", "sdpa")])
+def test_exported_program_takes_any_number_of_sentences_and_any_length(name, kernel, need_weights, strict):
+    layer = build(name, kernel=kernel)
+
+    class SelfAttention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = layer
+
+        def forward(self, x, padding):
+            return self.attention(x, x, x, padding, need_weights=need_weights)[0]
+
+    def example(rows, length):
+        x = torch.randn(rows, length, E, dtype=torch.float64)
+        return x, torch.arange(length) >= torch.arange(rows).add(length // 2 + 1).unsqueeze(1)
+
+    sizes = {0: torch.export.Dim("N"), 1: torch.export.Dim("T")}
+    program = torch.export.export(SelfAttention(), example(3, 7), dynamic_shapes=(sizes, sizes), strict=strict)
+    for rows, length in ((3, 7), (1, 9), (4, 1), (5, 2), (2, 80)):
+        x, padding = example(rows, length)
+        expected = reference(layer, x, x, x, {"key_padding_mask": padding}).output
+        assert (program.module()(x, padding) - expected).abs().max() < FLOAT64

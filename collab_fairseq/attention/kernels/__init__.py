@@ -124,5 +124,7 @@ def choose_standard(name: str, query: Tensor, entry: KeyValue, dropout: float, n
         fused = not is_transforming() and sdpa.misaligned(query, entry.value) is None
     else:
         # on a CPU, torch's fused attention needs equal widths and no dropout, and only pays off for long sentences
-        fused = dropout == 0.0 and query.size(-1) == entry.value.size(-1) and query.size(-2) >= MANY_QUERIES
+        fused = dropout == 0.0 and query.size(-1) == entry.value.size(-1)
+        # a compiled or exported program must not depend on the length of the example
+        fused = fused and (torch.compiler.is_compiling() or query.size(-2) >= MANY_QUERIES)
     return sdpa.attend if fused else packed_bmm.attend

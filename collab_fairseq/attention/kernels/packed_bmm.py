@@ -38,8 +38,7 @@ def attend(query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: floa
     weights = attention_weights(query, entry.key, entry.content, mask)
     dropped = torch.nn.functional.dropout(weights, p=dropout) if dropout > 0.0 else weights
     outputs = _stack_groups(dropped, entry.value.size(1)).matmul(entry.value)
-    outputs = outputs.view(*weights.shape[:3], entry.value.size(3))
-    return outputs, weights if need_weights else None
+    return _split_groups(outputs, *weights.shape[1:3]), weights if need_weights else None
 
 
 def attention_weights(query: Tensor, key: Tensor, content: Optional[Tensor], mask: Optional[Tensor]) -> Tensor:
@@ -48,7 +47,7 @@ def attention_weights(query: Tensor, key: Tensor, content: Optional[Tensor], mas
     The softmax is computed in float32, or in float64 for float64 scores.
     """
     scores = _stack_groups(query, key.size(1)).matmul(key.transpose(-2, -1))
-    scores = scores.view(*query.shape[:3], key.size(2))
+    scores = _split_groups(scores, *query.shape[1:3])
     if content is not None:
         scores = scores + content.unsqueeze(2)
     dtype = scores.dtype
@@ -58,9 +57,20 @@ def attention_weights(query: Tensor, key: Tensor, content: Optional[Tensor], mas
     return torch.softmax(scores, dim=-1, dtype=softmax_dtype).to(dtype)
 
 
+# Both functions below go through one dimension: torch.export cannot merge two dimensions of unknown length.
+
+
 def _stack_groups(heads: Tensor, groups: int) -> Tensor:
     """(N, H, T, d) → (N, G, H/G·T, d): stack the heads of each group."""
     rows, num_heads, length, width = heads.shape
     if groups == num_heads:
         return heads
-    return heads.reshape(rows, groups, num_heads // groups * length, width)
+    return heads.flatten().view(rows, groups, num_heads // groups * length, width)
+
+
+def _split_groups(stacked: Tensor, num_heads: int, length: int) -> Tensor:
+    """(N, G, H/G·T, d) → (N, H, T, d): the inverse of :func:`_stack_groups`."""
+    rows, groups, _, width = stacked.shape
+    if groups == num_heads:
+        return stacked
+    return stacked.flatten().view(rows, num_heads, length, width)
