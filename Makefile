@@ -100,6 +100,9 @@ tables:
 	$(TABLE) $(SELECTED) --output recipes/curve/convergence.md --marker scores --group-by key_dim,heads \
 	    --columns 'heads,key_dim,seeds,nll,sacrebleu,chrf++' \
 	    --baseline curve-none-dk256-scaled062_lr2-s1-u5500 --baseline curve-none-dk32-lr2-s1-u5500
+	$(TABLE) $(wildcard results/quarter/*.json) --output recipes/curve/quarter.md --marker runs \
+	    --group-by heads,key_dim,config.optimization.lr \
+	    --columns 'heads,key_dim,config.optimization.lr,seeds,parameters,nll valid,nll all tests,sacrebleu'
 	@set -e; for part in selection tests pairs; do \
 	    $(COLLAB:collab=python) recipes/curve/convergence.py $$part $(LONGER) \
 	        --output recipes/curve/convergence.md --marker $$part $(CHECK); done

