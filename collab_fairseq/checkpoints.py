@@ -28,6 +28,8 @@ _OF_A_PART = {
     *("max_update", "max_epoch", "total_num_update", "stop_time_hours", "stop_min_lr", "update_freq", "dataset_impl"),
     *("fp16", "bf16", "tpu", "checkpoint_activations", "offload_activations", "compile", "attention_kernel"),
 }
+#: settings of a model: SHA-256 of the symbols of its dictionaries
+DICTIONARIES = ("source_dictionary_sha256", "target_dictionary_sha256")
 _NAMES = {"epoch": re.compile(r"checkpoint(\d+)\.pt"), "update": re.compile(r"checkpoint_(\d+)_(\d+)\.pt")}
 
 
@@ -238,11 +240,12 @@ def _check_same(one: Dict[str, torch.Tensor], other: Dict[str, torch.Tensor], pa
 
 def _check_meaning(one: Dict[str, Any], other: Dict[str, Any], path: str, other_path: str) -> None:
     """Raise UserError if the same parameters would define different functions."""
-    first, second = _model_settings(one), _model_settings(other)
-    defaults: Dict[str, Any] = {"mixing_lr_multiplier": 1.0, "attention_shapes": {}}
+    first, second = model_settings(one), model_settings(other)
+    # None: unknown, in checkpoints of earlier versions
+    defaults: Dict[str, Any] = {"mixing_lr_multiplier": 1.0, "attention_shapes": {}, **dict.fromkeys(DICTIONARIES)}
     for name, default in defaults.items():
         value, other_value = first.get(name) or default, second.get(name) or default
-        if value != other_value:
+        if None not in (value, other_value) and value != other_value:
             raise UserError(
                 f"{name} is {other_value} in {other_path}, but {value} in {path}: they are different models"
             )
@@ -286,6 +289,7 @@ def _check_run(settings: Dict[str, Any], state: Dict[str, Any], path: str, other
         raise UserError(f"{other_path} must have {match[2]} updates, as in its name; got {updates}")
 
 
-def _model_settings(state: Dict[str, Any]) -> Mapping[str, Any]:
+def model_settings(state: Dict[str, Any]) -> Mapping[str, Any]:
+    """The model settings of any checkpoint, to read; empty if it has none."""
     settings = (state.get("cfg") or {}).get("model") or {}
     return vars(settings) if isinstance(settings, argparse.Namespace) else settings

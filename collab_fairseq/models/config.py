@@ -13,6 +13,7 @@ from fairseq.models.transformer import TransformerConfig
 from collab_fairseq.attention.attention_type import Flag
 from collab_fairseq.attention.attention_types import ATTENTION_TYPES, KEY_DIM_SETTINGS, SITES, flags, kernels
 from collab_fairseq.attention.layer import INITS
+from collab_fairseq.checkpoints import DICTIONARIES
 from collab_fairseq.modules.gates import CRITERION, OPEN
 
 _SITES = f"{', '.join(SITES)} joined by '_' in any order, or none"
@@ -91,6 +92,9 @@ class TransformerCollabConfig(_ConfigOfAttentionTypes):  # type: ignore[misc]
     )
     # written by conversion and pruning, not by users: {"cross.3": {"key_dim": 96, "scale": 0.125}, …}
     attention_shapes: Dict[str, Any] = field(default_factory=dict)
+    # written when a model is built: SHA-256 of the symbols of its dictionaries
+    source_dictionary_sha256: Optional[str] = None
+    target_dictionary_sha256: Optional[str] = None
 
     def __setattr__(self, name: str, value: Any) -> None:
         """fairseq stores ``encoder_*`` and ``decoder_*`` in sub-configs; key dimensions of sites stay here."""
@@ -101,7 +105,8 @@ class TransformerCollabConfig(_ConfigOfAttentionTypes):  # type: ignore[misc]
 
     def _get_all_attributes(self) -> List[str]:
         """Fields that become command-line flags."""
-        return [name for name in super()._get_all_attributes() if name != "attention_shapes"]
+        written = ("attention_shapes", *DICTIONARIES)
+        return [name for name in super()._get_all_attributes() if name not in written]
 
 
 #: fields that fairseq's config does not have

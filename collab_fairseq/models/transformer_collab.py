@@ -22,6 +22,7 @@ from omegaconf import OmegaConf, open_dict
 from torch import Tensor, nn
 
 from collab_fairseq.attention.cache import source_rows
+from collab_fairseq.checkpoints import DICTIONARIES, model_settings
 from collab_fairseq.modules.compiled import CompiledDecoderLayer, CompiledEncoderLayer
 from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.layers import CollabDecoderLayer, CollabEncoderLayer
@@ -32,6 +33,7 @@ from collab_fairseq.training.dropout import use_fast_dropout
 
 from .arguments import resolve
 from .config import TransformerCollabConfig
+from .dictionaries import check_dictionaries, dictionary_digests
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +48,7 @@ _WRITTEN_BACK = (
     "decoder_layers_to_keep",
     "max_source_positions",
     "max_target_positions",
+    *DICTIONARIES,
 )
 #: our modules → the names of fairseq's modules, for ``--retain-dropout-modules``
 FAIRSEQ_NAMES = {
@@ -177,8 +180,15 @@ class TransformerCollabModel(TransformerModelBase):
             args: namespace of the command line or of a checkpoint, or a Hydra config, with presets applied. As in
                 fairseq's transformer, settings that follow from others are written back to it.
             task: fairseq task with the dictionaries.
+
+        Raises:
+            ConfigurationError: invalid settings, or those of a model with other dictionaries.
         """
         cfg = resolve(args)
+        digests = dictionary_digests(task)
+        check_dictionaries(vars(cfg), digests, "the model")
+        for name, digest in digests.items():
+            setattr(cfg, name, digest or getattr(cfg, name))
         model = super().build_model(cfg, task)
         model.args = cfg  # fairseq's name of the config
         with open_dict(args) if OmegaConf.is_config(args) else nullcontext():
@@ -236,8 +246,9 @@ class TransformerCollabModel(TransformerModelBase):
         """Let training continue from a checkpoint with other scales of the scores, without its optimizer state.
 
         The scales are added to the checkpoint. When the layers load them, they rescale their mixing matrices, so that
-        the function stays the same.
+        the function stays the same. A checkpoint of a model with other dictionaries is an error.
         """
+        check_dictionaries(model_settings(state), vars(self.args), filename)
         parameters = state["model"]
         if not any(name.endswith(".mixing") for name in parameters):
             return

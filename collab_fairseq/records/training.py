@@ -28,7 +28,7 @@ import logging
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
-from collab_fairseq.checkpoints import num_parameters, num_updates
+from collab_fairseq.checkpoints import DICTIONARIES, num_parameters, num_updates
 from collab_fairseq.records.files import PathLike
 from collab_fairseq.records.record import Record, plain
 from collab_fairseq.records.train_log import read_train_log
@@ -48,6 +48,7 @@ def config_of(state: Dict[str, Any]) -> Dict[str, Any]:
     elsewhere = {
         key for section, values in cfg.items() if section != "model" and isinstance(values, dict) for key in values
     }
+    elsewhere |= set(DICTIONARIES)  # they are files of the data, whose checksums are in the record
     cfg["model"] = {key: value for key, value in cfg["model"].items() if key not in elsewhere or key == "arch"}
     config = {section: cfg[section] for section in CONFIG_SECTIONS if section in cfg}
     return {**config, "common": {key: value for key, value in cfg["common"].items() if key in PRECISION}}
