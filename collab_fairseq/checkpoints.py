@@ -269,7 +269,7 @@ def run_settings(state: Dict[str, Any]) -> Dict[str, Any]:
             if name == "data" and section == "task":
                 value = " ".join(str(value).rstrip("/").split("/")[-2:])
             is_path = isinstance(value, str) and "/" in value
-            changes = is_path or name in _OF_A_PART or name.startswith("eval_")  # eval_bleu: of validation only
+            changes = is_path or name in _OF_A_PART or str(name).startswith("eval_")  # eval_bleu: of validation only
             if not changes and not (section == "model" and name in elsewhere):
                 settings[f"{section}.{name}"] = value
     return settings

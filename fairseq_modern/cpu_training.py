@@ -16,7 +16,7 @@ def patch(module: ModuleType) -> None:
     @wrap(module)
     def main(original, cfg, **options):
         is_available = torch.cuda.is_available
-        if cfg.common.cpu:
+        if getattr(cfg, "common", cfg).cpu:  # fairseq converts a namespace later
             torch.cuda.is_available = lambda: False
         try:
             return original(cfg, **options)

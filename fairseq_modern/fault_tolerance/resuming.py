@@ -189,6 +189,7 @@ def prepare_folder(module: Any, cfg: Any, trainer: Any) -> bool:
     directory = cfg.get("save_dir")
     if cfg.get("no_save") or not directory or not os.path.isdir(directory):  # or a remote folder
         return False
+    trainer.command = command_of(trainer.cfg)
     lock(directory)
     for name in remove_stale_temp_files(directory):
         logger.info(f"removed {name}, left by an interrupted write")
@@ -243,7 +244,6 @@ def patch(module: ModuleType) -> None:
     def load_checkpoint(original, cfg, trainer, **options):
         if not fault_tolerance.is_on():
             return original(cfg, trainer, **options)
-        trainer.command = command_of(trainer.cfg)
         is_first = trainer.is_data_parallel_master
         ignores_start = is_first and prepare_folder(module, cfg, trainer)
         with started(cfg) if first_decision(ignores_start, trainer) else contextlib.nullcontext():
