@@ -117,7 +117,7 @@ def kill(data, run, flags, phase, target, number, chance):
 def state(run, kind):
     """Record and hypotheses, without times and files that contain times."""
     record = json.loads((run / "record.json").read_text())
-    if kind == "two processes":  # a line of the log averages the updates since the last start
+    if kind in ("two processes", "saves at the end of epochs"):  # a log line averages the updates since the last start
         del record["parts"]["curves"]["train"]
     for field in ("created", "command"):
         del record[field]
