@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Time of the decomposition in the shape of BERT-base: this version, an earlier one, and the paper's method.
 
-    git worktree add ../before COMMIT && python recipes/reparam/fit_speed.py --before ../before --output fit.json
+    git worktree add ../before COMMIT && python recipes/reparam/fit_speed.py fit.json --before ../before
 
 Layers of 12 standard heads, width 768, with random weights, are decomposed to 256 shared key dimensions. The methods
-take turns in one run, each in its own process. Needs quiet cores.
+take turns in one run, each in its own process. Needs quiet cores. Without --before, prints the table of a record.
 """
 
 import argparse
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Dict
 
 from collab_fairseq.cli.main import guarded
-from collab_fairseq.cli.options import command
+from collab_fairseq.cli.options import command, parse_script_with_page, publish
 from collab_fairseq.records import pages
-from collab_fairseq.records.record import Record
+from collab_fairseq.records.record import Record, load
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDTH, HEADS, RANK = 768, 12, 256
@@ -75,17 +75,23 @@ def table(parts: Dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--before", type=Path, required=True, metavar="DIR", help="checkout of the version to compare with")
-    add("--output", type=Path, required=True, metavar="FILE", help="the record, JSON")
+    add("record", type=Path, metavar="RECORD", help="the record, JSON")
+    add("--before", type=Path, metavar="DIR", help="checkout of the version to compare with")
     add("--layers", type=int, default=12, metavar="N", help="layers (default: %(default)s, as in BERT-base)")
     add("--repeats", type=int, default=3, metavar="N", help="repetitions of ours (default: %(default)s); parafac: one")
     add("--threads", default="1,2", metavar="N,…", help="numbers of threads (default: %(default)s)")
-    args = parser.parse_args()
-    before = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=args.before, check=True, capture_output=True, text=True
-    ).stdout.strip()
+    args = parse_script_with_page(parser)
+    if args.before:
+        measure_all(args)
+    publish(args, table(load(args.record, "study", "fit")["parts"]))
+
+
+def measure_all(args: argparse.Namespace) -> None:
+    """Measure all methods, and write the record."""
+    words = ["git", "rev-parse", "HEAD"]
+    before = subprocess.run(words, cwd=args.before, check=True, capture_output=True, text=True).stdout.strip()
     settings = {"layers": args.layers, "width": WIDTH, "heads": HEADS, "rank": RANK, "before": before}
-    record = Record("study", "fit", command("recipes/reparam/fit_speed.py"), settings, args.output)
+    record = Record("study", "fit", command("recipes/reparam/fit_speed.py"), settings, args.record)
     checkouts = {"before": args.before.resolve(), "after": ROOT, "parafac": ROOT}
     for threads in map(int, args.threads.split(",")):
         runs: Dict[str, Any] = {name: [] for name in checkouts}
@@ -96,7 +102,6 @@ def main() -> None:
         for name, measured in runs.items():
             record.parts[f"{name}/{threads}"] = measured
         record.save()
-    sys.stdout.write(table(record.parts))
 
 
 if __name__ == "__main__":
