@@ -120,6 +120,8 @@ tables:
 	    --columns heads,key_dim,updates,seeds,parameters,valid_loss,sacrebleu
 	@$(COLLAB:collab=python) recipes/reparam/report.py results/reparam/*.json --output recipes/reparam/README.md \
 	    --marker study $(CHECK)
+	@$(COLLAB:collab=python) recipes/reparam/fit_speed.py results/fit.json --output recipes/reparam/README.md \
+	    --marker fit $(CHECK)
 	@$(COLLAB:collab=python) recipes/lookup/lookup.py results/lookup.json --output recipes/lookup/README.md \
 	    --marker lookup $(CHECK)
 	$(TABLE) $(PUBLISHED) --output recipes/wmt14_en_de/README.md --marker published \

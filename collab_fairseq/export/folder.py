@@ -23,10 +23,10 @@ from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.models.config import OWN_FIELDS
 from collab_fairseq.modules import gates
 from collab_fairseq.modules.fairseq_compat import flat
-from collab_fairseq.scoring.text import base_language
+from collab_fairseq.scoring.text import HYPHENS, base_language
 from collab_fairseq.training import chunked_loss
 from collab_fairseq.translation.text import byte_unit
-from collab_fairseq.translation.tokenizer import HYPHENS, SUBWORD_FILES
+from collab_fairseq.translation.tokenizer import SUBWORD_FILES
 from collab_fairseq.translation.torch_engine import MODEL
 
 from .readme import UNCHANGED, Written, write_companion_files

@@ -13,8 +13,8 @@ from typing import Any, Dict, Optional
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.sites import swapped
 from collab_fairseq.records.files import write_json
-from collab_fairseq.scoring.text import base_language
-from collab_fairseq.translation.tokenizer import HYPHENS, SUBWORD_FILES, require
+from collab_fairseq.scoring.text import HYPHENS, base_language
+from collab_fairseq.translation.tokenizer import SUBWORD_FILES, require
 
 from .readme import Written, write_companion_files
 from .source import Source, output_folder, reject_settings

@@ -3,7 +3,7 @@
 import logging
 from typing import Any, Dict, Sequence
 
-from collab_fairseq.translation.tokenizer import HYPHENS
+from collab_fairseq.scoring.text import HYPHENS
 
 logger = logging.getLogger(__name__)
 

@@ -74,8 +74,7 @@ class Source(NamedTuple):
                 "collab_fairseq.reparam.huggingface.to_collaborative in Python"
             )
         is_classifier = type(model).__name__.endswith("ForSequenceClassification")
-        if model.base_model is not model and not is_classifier:
-            # of a model for masked words, for example: what is converted is its encoder
+        if model.base_model is not model and not is_classifier:  # of masked words, for example
             raise ReparamError(
                 f"{os.fspath(folder)} must be an encoder, such as BertModel, or a classifier of texts, such as "
                 f"BertForSequenceClassification; got {type(model).__name__}"
@@ -226,17 +225,20 @@ class Examples(NamedTuple):
         return cls(texts, [row["label"] for row in rows])
 
 
-def metrics(model: Any, source: Source, examples: Examples) -> Dict[str, float]:
-    """100 × Spearman's correlation of an encoder's cosine similarities with the labels, or a classifier's metrics."""
+def metrics(results: Tensor, examples: Examples, is_encoder: bool) -> Dict[str, float]:
+    """100 × Spearman's correlation of an encoder's cosine similarities with the labels, or a classifier's metrics.
+
+    Args:
+        results: embeddings of both texts of each pair in turn, (2 N, E), or logits, (N, C).
+    """
     from scipy.stats import pearsonr, spearmanr
     from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
     labels = numpy.array(examples.labels)
-    if source.is_encoder:
-        first, second = (outputs(model, source.batches([(text[side],) for text in examples.texts])) for side in (0, 1))
-        similarities = F.cosine_similarity(first, second).cpu().numpy()
+    if is_encoder:
+        similarities = F.cosine_similarity(results[0::2], results[1::2]).cpu().numpy()
         return {"100 × Spearman": 100 * float(spearmanr(labels, similarities).statistic)}
-    logits = outputs(model, source.batches(examples.texts)).float().cpu().numpy()
+    logits = results.float().cpu().numpy()
     if logits.shape[1] == 1:
         predicted = logits[:, 0]
         return {
@@ -267,11 +269,11 @@ def evaluate(
 ) -> Dict[str, Dict[str, float]]:
     """Measurements of the source and of the converted model; for the arguments see :func:`read_evaluation`."""
     results: Dict[str, Dict[str, float]] = {}
-    if examples:
-        before, after = (metrics(model, source, examples) for model in (source.model, converted))
-        results.update({name: {"before": before[name], "after": after[name]} for name in before})
     batches = source.batches(texts)
     expected, got = outputs(source.model, batches), outputs(converted, batches)
+    if examples:
+        before, after = (metrics(each, examples, source.is_encoder) for each in (expected, got))
+        results.update({name: {"before": before[name], "after": after[name]} for name in before})
     mean = float(divergence(expected, got, source.is_encoder).mean())
     if source.is_encoder:
         results["mean cosine to the source"] = {"before": 1.0, "after": 1 - mean}

@@ -11,8 +11,9 @@ _MARK = re.compile(r"(\s?)[.,!?;:](?=\s|$)")
 _ESCAPE = re.compile(r"&(?:#\d+|#[xX][\da-fA-F]+|[a-zA-Z]+);")
 # bytes of characters that a SentencePiece model with byte fallback does not know
 _BYTES = re.compile("(?:<0x[0-9A-F]{2}>)+")
-# a hyphen inside a word after `tokenizer.perl -a`, and the form that it has in WMT data of Stanford and fairseq
-_DASH, _OTHER_DASH = "@-@", "##AT##-##AT##"
+#: a hyphen inside a word after Moses' `tokenizer.perl -a`, and the form that it has in WMT data of Stanford and fairseq
+HYPHENS = ("@-@", "##AT##-##AT##")
+_DASH, _OTHER_DASH = HYPHENS
 _UNKNOWN = re.compile(r"<?<unk>>?|⁇")
 # Chinese and Japanese have no spaces between words: each character counts as a word
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field, fields
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from collab_fairseq.scoring.text import base_language
+from collab_fairseq.scoring.text import HYPHENS, base_language
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import PathLike, sha256
 
@@ -18,8 +18,6 @@ CARD = "translation.json"
 #: file names of subword models, where fairseq finds them by itself
 SUBWORD_FILES = {"sentencepiece": "sentencepiece.bpe.model", "subword_nmt": "bpecodes"}
 ENGINES = ("torch", "ctranslate2", "huggingface")
-#: marks of Moses and of the data of WMT by Google and Stanford between the parts of a split word: `off @-@ screen`
-HYPHENS = ("@-@", "##AT##-##AT##")
 #: a language as part of a file name: no separators, no leading dot
 _LANGUAGE = re.compile(r"[\w@+-][\w.@+-]*")
 
