@@ -73,6 +73,7 @@ setup(
         "sacrebleu>=2.3",
         "sacremoses",
         "sentencepiece",
+        "pyyaml",
         "regex",
         "tqdm",
         "bitarray",

@@ -44,6 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--record", metavar="FILE.json", help="record of the training run or conversion, for the folder and its README")
     text = "licence of the model, for its README (default: that of the model folder, or not stated)"
     add("--licence", metavar="TEXT", help=text)
+    text = "training data, by its name on the Hugging Face Hub, for the README's metadata; several times for several"
+    add("--dataset", action="append", dest="datasets", default=[], metavar="NAME", help=text)
     add = parser.add_argument_group("tokenisation (a model folder already describes it)").add_argument
     text = "SentencePiece model (default: sentencepiece.model in the data-bin or its parent folder)"
     add("--sentencepiece", metavar="FILE", help=text)
@@ -67,7 +69,9 @@ def run(args: argparse.Namespace) -> int:
     from collab_fairseq.export.source import read_source
 
     text_options = {name: getattr(args, name) for name in _TEXT_OPTIONS}
-    source = read_source(args.checkpoint, args.data, licence=args.licence, **text_options)
+    source = read_source(
+        args.checkpoint, args.data, licence=args.licence, datasets=args.datasets, **text_options
+    )
     write(source, args.to, args.output, **{name: getattr(args, name) for name in applicable})
     sys.stdout.write(f"{args.output}\n")
     return 0

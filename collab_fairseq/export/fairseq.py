@@ -28,4 +28,4 @@ def export(source: Source, output: PathLike, *, half: bool = False) -> None:
     layers = check(source)
     with swapped(source.model, layers):
         state = portable(source, half, arch="transformer")
-    write(source, state, output, Written(layers))
+    write(source, state, output, Written(layers, half=half))

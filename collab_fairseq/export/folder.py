@@ -44,7 +44,7 @@ def check(source: Source) -> None:
 
 def export(source: Source, output: PathLike, *, half: bool = False) -> None:
     """Write the model folder; ``half``: store weights in half precision (the model still computes in float32)."""
-    write(source, portable(source, half), output)
+    write(source, portable(source, half), output, Written(half=half))
 
 
 def portable(source: Source, half: bool = False, arch: str = "transformer_collab") -> Dict[str, Any]:

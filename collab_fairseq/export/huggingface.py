@@ -105,6 +105,7 @@ def export(source: Source, output: PathLike) -> None:
         elif card.subwords == "sentencepiece" and not card.moses:
             code = _WITH_SENTENCEPIECE.replace("SOURCE", card.source_lang).replace("TARGET", card.target_lang)
             code = code.replace("GIVEN", "text.lower()" if card.lowercase else "text")
+            usage += ["", "`AutoTokenizer` cannot load this folder: FSMT's tokenizer does not support SentencePiece."]
             usage += ["", "```python", code, "```"]
         positions = sum(p.numel() for name, p in fsmt.named_parameters() if "embed_positions" in name)
         written = Written(layers, fsmt.num_parameters(), positions)

@@ -1,13 +1,14 @@
 """The files next to the weights in an exported folder, among them a README that describes the model.
 
-Scores, losses, training command and data come from the model's record. The README omits what the record lacks.
+Scores, losses, training command and data come from the model's record. The README omits what the record lacks. It
+starts with metadata for the Hugging Face Hub (:mod:`.hub`).
 """
 
 import json
 import os
 import shutil
 from dataclasses import asdict, replace
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from collab_fairseq.attention import SITES
 from collab_fairseq.modules.sites import attention_layers, swapped
@@ -17,6 +18,7 @@ from collab_fairseq.translation.tokenizer import CARD, Tokenizer, read_card
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import sha256
 
+from .hub import Score, metadata
 from .source import Source
 
 _VOCABULARIES = {"sentencepiece": "SentencePiece units", "subword_nmt": "BPE units", None: "words"}
@@ -32,11 +34,13 @@ class Written(NamedTuple):
         layers: `site.layer` → the attention in place of the model's.
         parameters: number of parameters, shared ones once; None: those of the model with these layers.
         positions: number of sinusoidal positions in the file, which the parameters include.
+        half: whether the weights are stored in half precision.
     """
 
     layers: Mapping[str, Any] = {}
     parameters: Optional[int] = None
     positions: int = 0
+    half: bool = False
 
 
 #: the model itself
@@ -49,7 +53,7 @@ def write_companion_files(
     """Write dictionaries, subword model, record, card and README next to the files of the engine.
 
     Args:
-        engine: the engine that computes the exported model, for the card.
+        engine: the engine that computes the exported model.
         title, usage, written: see :func:`readme`.
     """
     files = dict(source.files)
@@ -62,14 +66,15 @@ def write_companion_files(
     checksums = {name: sha256(os.path.join(folder, name)) for name in names}
     write_json(asdict(replace(source.card, engine=engine, files=checksums)), os.path.join(folder, CARD))
     with open(os.path.join(folder, "README.md"), "x", encoding="utf-8") as stream:
-        stream.write(readme(source, title, usage, written))
+        stream.write(readme(source, engine, title, usage, written))
     Tokenizer(folder, read_card(folder))  # raises an error if a file cannot be used
 
 
-def readme(source: Source, title: str, usage: List[str], written: Written = UNCHANGED) -> str:
+def readme(source: Source, engine: str, title: str, usage: List[str], written: Written = UNCHANGED) -> str:
     """The README in Markdown.
 
     Args:
+        engine: the engine that computes the exported model.
         title: title of the page.
         usage: lines on how to use the model, in which DIR stands for the folder.
         written: how the exported model differs from the model.
@@ -83,12 +88,14 @@ def readme(source: Source, title: str, usage: List[str], written: Written = UNCH
     if card.lowercase:
         vocabulary += ", lower-cased"
     origin = ", ".join(phrase.format(card.made_from[key]) for key, phrase in _ORIGIN.items() if key in card.made_from)
+    name, scores, sections = _record(source.record)
     lines = [
         f"# {title}, {card.source_lang} to {card.target_lang}",
         "",
         f"- vocabulary: {vocabulary}",
         *_architecture(source, written),
         f"- checkpoint: {origin}",
+        *["- weights in half precision"] * written.half,
         f"- licence: {card.licence or _NO_LICENCE}",
         "",
         "## Use",
@@ -96,15 +103,22 @@ def readme(source: Source, title: str, usage: List[str], written: Written = UNCH
         "DIR is this folder.",
         "",
         *usage,
+        *sections,
     ]
-    if source.record is not None:
-        try:
-            with open(source.record, encoding="utf-8") as stream:
-                record = json.load(stream)
-            lines += [*_results(record["parts"]), *_origin(record)]
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise UserError(f"{source.record} is not a record of this project ({type(error).__name__})") from error
-    return "\n".join(lines) + "\n"
+    return metadata(card, engine, name or card.made_from.get("file", title), scores) + "\n".join(lines) + "\n"
+
+
+def _record(path: Optional[str]) -> Tuple[str, List[Score], List[str]]:
+    """Name, scores and sections of the README from a record; of none: nothing."""
+    if path is None:
+        return "", [], []
+    try:
+        with open(path, encoding="utf-8") as stream:
+            record = json.load(stream)
+        scores, lines = _results(record["parts"])
+        return record["name"], scores, [*lines, *_origin(record)]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(f"{path} is not a record of this project ({type(error).__name__})") from error
 
 
 def _architecture(source: Source, written: Written) -> List[str]:
@@ -146,31 +160,31 @@ def _attention(model: Any) -> List[str]:
     return lines
 
 
-def _results(parts: Dict[str, Any]) -> List[str]:
-    """Scores and losses of a training run or a conversion."""
-    scores, losses, signatures = [], [], []
+def _results(parts: Dict[str, Any]) -> Tuple[List[Score], List[str]]:
+    """Scores, and the tables of scores and losses, of a training run or a conversion."""
+    scores, bleu, losses = [], [], []
     for test, evaluation in parts.get("scores", {}).items():
         for score in evaluation["scores"]:
             if score["metric"] == "sacreBLEU":
-                scores.append([test, f"{score['score']:.2f}"])
-                signatures.append(f"`{score['signature']}`")
+                scores.append(Score(test, score["score"], score["signature"]))
+                bleu.append([test, f"{score['score']:.2f}"])
     for name, values in parts.get("losses", {}).items():
         losses.append([name, f"{values['loss']:.4f}", f"{values['nll_loss']:.4f}"])
     for name, values in parts.get("evaluation", {}).items():  # of a conversion
         if name.startswith("BLEU "):
-            scores.append([name.removeprefix("BLEU "), f"{values['before']:.2f} → {values['after']:.2f}"])
-            signatures.append(f"`{values['signature']}`")
+            scores.append(Score(name.removeprefix("BLEU "), values["after"], values["signature"]))
+            bleu.append([scores[-1].test_set, f"{values['before']:.2f} → {values['after']:.2f}"])
         else:
             losses.append([name, f"{values['before']:.4f} → {values['after']:.4f}", "–"])
     lines = []
     if scores:
-        table = pages.table([["test set", "sacreBLEU"], *scores], numbers=True)
+        table = pages.table([["test set", "sacreBLEU"], *bleu], numbers=True)
         lines += ["", "## Scores", "", "Of the checkpoint, before this export:", "", table, ""]
-        lines.append(f"Signature: {', '.join(dict.fromkeys(signatures))}")
+        lines.append(f"Signature: {', '.join(dict.fromkeys(f'`{score.signature}`' for score in scores))}")
     if losses:
         header = ["data", "loss (bits per token)", "without label smoothing"]
         lines += ["", pages.table([header, *losses], numbers=True)]
-    return lines
+    return scores, lines
 
 
 def _origin(record: Dict[str, Any]) -> List[str]:

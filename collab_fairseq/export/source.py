@@ -3,7 +3,7 @@
 import contextlib
 import os
 from dataclasses import dataclass, replace
-from typing import Any, Collection, Dict, Iterator, Optional, Tuple
+from typing import Any, Collection, Dict, Iterator, Optional, Sequence, Tuple
 
 from fairseq import utils
 
@@ -72,11 +72,12 @@ def read_source(
     moses_no_escape: bool = False,
     record: Optional[PathLike] = None,
     licence: Optional[str] = None,
+    datasets: Sequence[str] = (),
 ) -> Source:
     """Read a checkpoint or a model folder for export.
 
     The arguments are the options of ``collab export``, described by its ``--help``. To a model folder, only
-    ``licence`` applies.
+    ``licence`` and ``datasets`` apply.
 
     Raises:
         UserError: a file is missing, or the subword model is missing or does not belong to the dictionaries. For other
@@ -84,7 +85,7 @@ def read_source(
     """
     name = os.fspath(path)
     if os.path.isdir(name):
-        return _read_folder(name, licence)
+        return _read_folder(name, licence, datasets)
     for flag, file in (("--record", record), ("--bpe-codes", bpe_codes)):
         if file is not None and not os.path.isfile(file):
             raise UserError(f"{flag} {os.fspath(file)}: there is no such file")
@@ -112,16 +113,18 @@ def read_source(
         made_from={key: value for key, value in origin.items() if value is not None},
         longest_target=_longest_target(trained),
         licence=licence,
+        datasets=datasets,
     )
     return Source(trained, card, files, None if record is None else os.fspath(record))
 
 
-def _read_folder(folder: str, licence: Optional[str]) -> Source:
+def _read_folder(folder: str, licence: Optional[str], datasets: Sequence[str]) -> Source:
     card = read_card(folder)
     if card.engine != "torch":
         raise UserError(f"{folder} is for {card.engine}: export the checkpoint or model folder it was made from")
     trained = load_model(os.path.join(folder, MODEL), folder)
-    card = replace(card, longest_target=_longest_target(trained), licence=licence or card.licence)
+    stated = {"licence": licence or card.licence, "datasets": datasets or card.datasets}
+    card = replace(card, longest_target=_longest_target(trained), **stated)
     files = {file: os.path.join(folder, file) for file in text_files(card)}
     record = os.path.join(folder, "record.json")
     return Source(trained, card, files, record if os.path.isfile(record) else None)

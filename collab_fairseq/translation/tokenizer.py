@@ -46,6 +46,7 @@ class Card:
         files: name → SHA-256 of all files that the engine reads, of the dictionaries and of the subword model.
         longest_target: like ``longest``, for translations; None: unknown.
         licence: of the model, as given at export.
+        datasets: names of the training data on the Hugging Face Hub, as given at export.
         moses_no_dash_splits: whether Moses leaves hyphenated words whole; as fairseq's flag.
         moses_no_escape: whether Moses leaves special characters as they are; as fairseq's flag.
         hyphen: one of `HYPHENS`, in split words.
@@ -68,6 +69,7 @@ class Card:
     moses_no_escape: bool = False
     hyphen: str = HYPHENS[0]
     lowercase_last: bool = False
+    datasets: Sequence[str] = ()
 
 
 def check_language(*names: Any) -> None:
@@ -106,6 +108,7 @@ def _check_card(card: Card) -> None:
         *((name, bool, "true or false") for name in switches),
         ("made_from", dict, "an object"),
         ("licence", (str, type(None)), "a string or null"),
+        ("datasets", (list, tuple), "a list"),
     )
     for name, allowed, description in types:
         if not isinstance(getattr(card, name), allowed):

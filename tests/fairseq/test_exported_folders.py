@@ -202,10 +202,38 @@ def test_readme_omits_unknown_facts(models, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other.json", "out"]
 
 
+@pytest.mark.parametrize(
+    ("licence", "expected"),
+    [
+        (["--licence", "Apache 2.0"], ("apache-2.0", None)),
+        (["--licence", "CC BY-NC 4.0, as the captions"], ("other", "cc-by-nc-4.0-as-the-captions")),
+        ([], ("unknown", None)),
+    ],
+)
+def test_the_hub_reads_the_metadata(models, licence, expected, tmp_path):
+    """Compared with the parser of huggingface_hub."""
+    hub = pytest.importorskip("huggingface_hub")
+    dataset = ["--dataset", "bentrevett/multi30k"] * bool(licence)
+    flags = [*licence, *dataset, *["--record", TRAINING] * bool(licence)]
+    export(models.checkpoint("collaborative"), "folder", tmp_path / "one", *flags)
+    write(read_source(tmp_path / "one"), "folder", tmp_path / "two", half=True)  # keeps licence, datasets and record
+    for folder in ("one", "two"):
+        card = hub.ModelCard.load(tmp_path / folder / "README.md")
+        assert (card.data.license, card.data.license_name) == expected
+        assert (card.data.language, card.data.pipeline_tag) == (["src", "tgt"], "translation")
+        assert (card.data.library_name, card.data.datasets) == ("fairseq", dataset[1:] or None)
+        assert ("\n- weights in half precision\n" in card.text) == (folder == "two")
+        scores = json.loads(TRAINING.read_text())["parts"]["scores"] if licence else {}
+        bleu = {test: next(s["score"] for s in scores[test]["scores"] if s["metric"] == "sacreBLEU") for test in scores}
+        results = card.data.eval_results or []
+        assert {result.dataset_name: result.metric_value for result in results} == pytest.approx(bleu, abs=0.0051)
+        assert all(result.metric_type == "bleu" for result in results)
+
+
 def test_readme_names_a_factor_of_the_logits():
     published = ROOT / "results" / "models"
     for name, factor in (("convergence-standard-256", True), ("multi30k-standard-128", False)):
-        text = model_card.readme(read_source(published / name), "Translation model", [])
+        text = model_card.readme(read_source(published / name), "torch", "Translation model", [])
         assert ("32 each, attention logits × 0.62\n" in text) == factor
         assert ("32 each\n" in text) != factor
 

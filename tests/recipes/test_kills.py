@@ -100,7 +100,10 @@ def kill(data, run, flags, phase, target, number, chance):
     update = chance.randrange(5, 60, 5)
     process = start(data, run, *flags)
     is_in_phase, last_file = PHASES[phase]
-    forked.wait_for(lambda: is_in_phase(run, update), process, run.with_suffix(".out"))
+    # an earlier kill may have come too late; the run has then finished, and never is in this phase again
+    forked.wait_for(lambda: is_in_phase(run, update) or process.poll() == 0, process, run.with_suffix(".out"))
+    if process.poll() == 0:
+        return False
     if phase != "save":  # takes a few milliseconds only
         time.sleep(chance.uniform(0, 0.05))
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
