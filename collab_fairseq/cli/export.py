@@ -69,9 +69,7 @@ def run(args: argparse.Namespace) -> int:
     from collab_fairseq.export.source import read_source
 
     text_options = {name: getattr(args, name) for name in _TEXT_OPTIONS}
-    source = read_source(
-        args.checkpoint, args.data, licence=args.licence, datasets=args.datasets, **text_options
-    )
+    source = read_source(args.checkpoint, args.data, licence=args.licence, datasets=args.datasets, **text_options)
     write(source, args.to, args.output, **{name: getattr(args, name) for name in applicable})
     sys.stdout.write(f"{args.output}\n")
     return 0

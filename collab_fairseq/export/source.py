@@ -123,8 +123,8 @@ def _read_folder(folder: str, licence: Optional[str], datasets: Sequence[str]) -
     if card.engine != "torch":
         raise UserError(f"{folder} is for {card.engine}: export the checkpoint or model folder it was made from")
     trained = load_model(os.path.join(folder, MODEL), folder)
-    stated = {"licence": licence or card.licence, "datasets": datasets or card.datasets}
-    card = replace(card, longest_target=_longest_target(trained), **stated)
+    card = replace(card, longest_target=_longest_target(trained))
+    card = replace(card, licence=licence or card.licence, datasets=datasets or card.datasets)
     files = {file: os.path.join(folder, file) for file in text_files(card)}
     record = os.path.join(folder, "record.json")
     return Source(trained, card, files, record if os.path.isfile(record) else None)
