@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import re
 import shutil
 from pathlib import Path
 from typing import List
@@ -54,13 +55,35 @@ def add_hook(wheel: Path) -> None:
             new.writestr(info, data)
 
 
+def description() -> str:
+    """README.md without links to files and figures, which the wheel does not contain, and what it does contain."""
+    text = Path("README.md").read_text(encoding="utf-8") if Path("README.md").exists() else ""
+    text = re.sub(r"^!\[.*\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"\[([^\]]*)\]\((?!https?://)[^)]*\)", r"\1", text)
+    contents = "the library and the commands; recipes, data_prep, results and trained models are in the repository"
+    return f"{text}\n## Contents of this package\n\n`collab_fairseq`, `fairseq_modern` and `collab`: {contents}.\n"
+
+
 setup(
     name="collab_fairseq",
     version="0.1.0",
     description="Collaborative multi-head attention for neural machine translation with fairseq",
-    long_description=Path("README.md").read_text(encoding="utf-8") if Path("README.md").exists() else "",
+    long_description=description(),
     long_description_content_type="text/markdown",
     license="MIT",
+    project_urls={
+        "Paper": "https://arxiv.org/abs/2006.16362",
+        "fairseq": "https://github.com/facebookresearch/fairseq",
+    },
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX",
+        "Programming Language :: Python :: 3",
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in range(10, 14)),
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: Text Processing :: Linguistic",
+    ],
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["collab_fairseq*", "fairseq_modern*"]),
     package_data={"collab_fairseq": ["py.typed"], "fairseq_modern": [HOOK.name, "README.md"]},

@@ -39,6 +39,7 @@ def examine(data_bin: Optional[str] = None) -> Iterator[Finding]:
     yield from torch_and_gpus()
     yield cpu()
     yield compiler()
+    yield checkout()
     if data_bin:
         yield data(Path(data_bin))
     yield disk()
@@ -132,6 +133,16 @@ def compiler() -> Finding:
     if path is None:
         return Finding("compiler", "warn", f"{name} is not installed", "install it, or set CXX; --compile needs it")
     return Finding("compiler", "ok", path)
+
+
+def checkout() -> Finding:
+    """The parts of the repository that an installed wheel lacks."""
+    root = Path(__file__).resolve().parents[1]
+    missing = [name for name in ("recipes", "data_prep", "results") if not (root / name).is_dir()]
+    if missing:
+        text = f"{root} has no {', '.join(missing)}: the installed package is the library only"
+        return Finding("checkout", "warn", text, "clone the repository for recipes and trained models")
+    return Finding("checkout", "ok", str(root))
 
 
 def data(data_bin: Path) -> Finding:

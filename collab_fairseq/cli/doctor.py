@@ -3,8 +3,9 @@
     collab doctor
     collab doctor --data data/multi30k/data-bin --json doctor.json
 
-Checks Python, packages, fairseq, torch, GPUs and their precision, the C++ compiler, data and free disk space. Each
-check prints ok, warn or fail, with advice below. The exit status is 1 if a check fails. A trial run is `make demo`.
+Checks Python, packages, fairseq, torch, GPUs and their precision, the C++ compiler, the repository (a wheel is the
+library only), data and free disk space. Each check prints ok, warn or fail, with advice below. The exit status is 1 if
+a check fails. A trial run is `make demo`.
 """
 
 import argparse

@@ -15,7 +15,7 @@ import torch
 from collab_fairseq import doctor
 from collab_fairseq.cli.main import main
 from collab_fairseq.records import environment
-from tests.common import collab, run
+from tests.common import ROOT, collab, run
 
 
 @pytest.fixture
@@ -134,6 +134,14 @@ def test_packages_and_fairseq_have_the_required_versions(monkeypatch):
     versions["fairseq"] = doctor.FAIRSEQ
     monkeypatch.setitem(sys.modules, "fairseq.models", None)
     assert "fairseq_modern must be active" in doctor.fairseq().advice
+
+
+def test_a_wheel_has_no_recipes(monkeypatch, tmp_path):
+    assert doctor.checkout()[1:3] == ("ok", str(ROOT))
+    (tmp_path / "results").mkdir()
+    monkeypatch.setattr(doctor, "__file__", str(tmp_path / "collab_fairseq" / "doctor.py"))
+    status, text = doctor.checkout()[1:3]
+    assert (status, "has no recipes, data_prep: the" in text) == ("warn", True)
 
 
 def test_compiler_and_disk(monkeypatch):

@@ -2,6 +2,7 @@
 
 import importlib.util
 import inspect
+import re
 import shutil
 import subprocess
 import sys
@@ -148,7 +149,7 @@ def test_wheels_install_and_list_the_hook(tmp_path, build):
         pytest.importorskip("wheel")
     source = tmp_path / "source"
     source.mkdir()
-    for name in ("setup.py", "pyproject.toml", "LICENSE"):
+    for name in ("setup.py", "pyproject.toml", "LICENSE", "README.md"):
         shutil.copy(ROOT / name, source)
     for name in ("collab_fairseq", "fairseq_modern"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -166,5 +167,10 @@ def test_wheels_install_and_list_the_hook(tmp_path, build):
         (record,) = (name for name in names if name.endswith(".dist-info/RECORD"))
         entries = archive.read(record).decode().splitlines()
         assert sum(entry.startswith(f"{HOOK.name},sha256=") for entry in entries) == 1
+        (metadata,) = (archive.read(name).decode() for name in names if name.endswith(".dist-info/METADATA"))
+    relative = r"\]\((?!https://)"
+    assert re.search(relative, (ROOT / "README.md").read_text(encoding="utf-8"))  # control
+    assert not re.search(relative, metadata)
+    assert "## Contents of this package" in metadata
     assert "collab_fairseq/deleted.py" not in names
     assert not any(name.startswith(("tests/", "recipes/", "data_prep/")) for name in names)
