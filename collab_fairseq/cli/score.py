@@ -12,10 +12,11 @@ The log may be unsorted, have n-best lists, or be split into shards; plain text 
 is Moses-tokenised for the first two scores; tokenised text is detokenised for all others. Hyphens of `tokenizer.perl
 -a` (@-@, ##AT##-##AT##), escapes (&quot;) and bytes of SentencePiece (<0xC3>) are undone unless the reference has them.
 Each line of --reference must be the reference of the log (T- lines). sacreBLEU is comparable across papers, tokenised
-and compound-split BLEU only with scores of the same name. Lower TER is better. --baseline compares the sacreBLEU of two
-models by a paired bootstrap over the sentences. It says nothing about their settings: models that differ in the seed
-only can differ significantly, too (in our records, in 7 % of comparisons; for one setting in 5 of 10). --comet needs
-`pip install unbabel-comet` and a COMET model, a checkpoint or a name; the score is multiplied by 100.
+and compound-split BLEU only with scores of the same name. Lower TER is better. Intervals are over the sentences
+(bootstrap, 1,000 resamples). --baseline compares the sacreBLEU of two models by a paired bootstrap over the sentences.
+It says nothing about their settings: models that differ in the seed only can differ significantly, too (in our records,
+in 7 % of comparisons; for one setting in 5 of 10). --comet needs `pip install unbabel-comet` and a COMET model, a
+checkpoint or a name; the score is multiplied by 100.
 """
 
 import argparse
@@ -106,6 +107,9 @@ def _lines(files: Sequence[str], result: "Evaluation") -> List[str]:
     lines = [f"{names}: {result.sentences} sentences, language {result.target_lang}, text is {form}"]
     for score in result.scores:
         lines.append(f"{score.metric:<20} {score.line()}")
+        if score.interval:
+            low, high = score.interval
+            lines.append(f"{'':<20} 95 % interval [{low:.2f}, {high:.2f}]")
         lines.append(f"{'':<20} {score.compared}")
         if not score.metric.endswith(" BLEU"):
             lines.append(f"{'':<20} signature {score.signature}")

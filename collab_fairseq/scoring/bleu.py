@@ -19,7 +19,8 @@ from typing import Dict, List, Optional, Sequence, Tuple
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric
 
-from collab_fairseq.scoring.sufficient_statistics import dump
+from collab_fairseq.scoring.significance import bootstrap_interval
+from collab_fairseq.scoring.sufficient_statistics import dump, score_function
 from collab_fairseq.scoring.text import base_language
 from fairseq_modern.errors import UserError
 
@@ -42,6 +43,7 @@ class Score:
         hyp_len, ref_len: lengths in tokens of the metric; BLEU only.
         signature: sacreBLEU's. For tokenised and compound-split BLEU it does not cover the tokenisation.
         compared: form of the text and source of the references.
+        interval: 95 % bootstrap interval over the sentences.
     """
 
     metric: str
@@ -52,6 +54,7 @@ class Score:
     ref_len: Optional[int] = None
     signature: str = ""
     compared: str = ""
+    interval: Optional[Tuple[float, float]] = None
 
     def line(self) -> str:
         """The score in fairseq's format: `29.29, 60.3/35.0/22.8/15.3 (BP=1.000, ratio=1.004, syslen=…, …)`."""
@@ -144,6 +147,7 @@ def _score(
     rows = scorer._extract_corpus_statistics(hypotheses, [references])
     result = scorer._aggregate_and_compute(rows)
     score = Score(metric, float(result.score), signature=str(scorer.get_signature()))
+    score.interval = bootstrap_interval(rows, score_function(scorer))
     if isinstance(scorer, BLEU):
         score.precisions = [float(precision) for precision in result.precisions]
         score.brevity_penalty = float(result.bp)

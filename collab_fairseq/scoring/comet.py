@@ -8,7 +8,8 @@ import os
 from typing import List, Sequence, Tuple
 
 from collab_fairseq.scoring.bleu import Score
-from collab_fairseq.scoring.sufficient_statistics import dump
+from collab_fairseq.scoring.significance import bootstrap_interval
+from collab_fairseq.scoring.sufficient_statistics import dump, ratio
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import sha256
 
@@ -48,5 +49,6 @@ def comet(
     if os.path.isfile(model):
         name += f"-{sha256(model)[:8]}"  # checkpoints of different models have the same name
     signature = f"unbabel-comet:{version}|model:{name}"
-    score = Score("COMET", sum(scores) / len(scores), signature=signature)
+    interval = bootstrap_interval([(score, 1) for score in scores], ratio)
+    score = Score("COMET", sum(scores) / len(scores), signature=signature, interval=interval)
     return score, dump([(f"{sentence_score:.4f}", 1) for sentence_score in scores])

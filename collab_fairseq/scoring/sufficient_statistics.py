@@ -43,19 +43,21 @@ def _ngrams(length: numpy.ndarray, longest: int) -> numpy.ndarray:
     return numpy.maximum(0, length[:, None] - numpy.arange(longest))
 
 
-def _scorer(metric: Metric) -> Score:
+def score_function(metric: Metric) -> Score:
+    """The score as a function of sacreBLEU's statistics."""
     return lambda sums: numpy.array([metric._compute_score_from_stats(row).score for row in sums.tolist()])
 
 
-def _ratio(sums: numpy.ndarray) -> numpy.ndarray:
+def ratio(sums: numpy.ndarray) -> numpy.ndarray:
+    """The score of metrics that are means."""
     return sums[:, 0] / sums[:, 1]
 
 
 #: metric → its score from summed statistics
 SCORES: Dict[str, Score] = {
-    "sacreBLEU": _scorer(BLEU()),
-    "chrF++": _scorer(CHRF(word_order=2)),
-    "TER": _scorer(TER()),
-    "COMET": _ratio,
-    "NLL": _ratio,
+    "sacreBLEU": score_function(BLEU()),
+    "chrF++": score_function(CHRF(word_order=2)),
+    "TER": score_function(TER()),
+    "COMET": ratio,
+    "NLL": ratio,
 }

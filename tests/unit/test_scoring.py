@@ -6,6 +6,7 @@ import random
 import re
 from collections import Counter
 
+import numpy
 import pytest
 import sentencepiece
 from sacrebleu.metrics import BLEU, CHRF, TER
@@ -405,3 +406,25 @@ def test_files_that_cannot_be_read_twice_are_rejected(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UserError, match=r"the references .*pipe must be a regular file"):
         references.read_lines(tmp_path / "pipe")
+
+
+def test_intervals_are_those_of_sacrebleu():
+    """Compared with sacreBLEU's own bootstrap, which draws other resamples."""
+    chance = random.Random(1)
+    words = [f"w{number}" for number in range(30)]
+    references = [" ".join(chance.choices(words, k=chance.randint(8, 25))) for _ in range(300)]
+    hypotheses = [
+        " ".join(word if chance.random() < 0.8 else chance.choice(words) for word in reference.split())
+        for reference in references
+    ]
+    sacrebleu_score, _ = bleu.sacrebleu(hypotheses, references)
+    others, _ = bleu.other_metrics(hypotheses, references)
+    metrics = {"sacreBLEU": BLEU(), "chrF": CHRF(), "chrF++": CHRF(word_order=2), "TER": TER()}
+    for score in (sacrebleu_score, *others):
+        expected = metrics[score.metric].corpus_score(hypotheses, [references], n_bootstrap=1000)
+        low, high = score.interval
+        assert low < score.score < high
+        assert (high - low) / 2 == pytest.approx(expected._ci, rel=0.1)
+        assert (high + low) / 2 == pytest.approx(expected._mean, abs=0.1 * float(expected._ci))
+    half, _ = bleu.sacrebleu(hypotheses[:150], references[:150])  # control: fewer sentences, a wider interval
+    assert 1.2 < numpy.ptp(half.interval) / numpy.ptp(sacrebleu_score.interval) < 1.7
