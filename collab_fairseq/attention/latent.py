@@ -12,7 +12,7 @@ from .attention_type import Flag
 from .cache import Attended, KeyValue
 from .factors import ReparamError, ScoreWeights
 from .layer import named_after_key_dim
-from .projections import is_plain, linear, uninitialized
+from .projections import are_plain, linear, uninitialized
 from .standard import StandardAttention
 from .transforms import is_tracing
 
@@ -174,7 +174,7 @@ class LatentAttention(StandardAttention):
         """
         if self.training or dropout > 0.0 or key_len == 0 or is_tracing():
             return False
-        if not (is_plain(self.k_proj) and is_plain(self.v_proj)):
+        if not are_plain(self.k_proj, self.v_proj):
             return False
         width = self.key_dim + self.num_heads * self.head_dim
         expanding = key_len * self.latent_dim * width + query_len * key_len * width

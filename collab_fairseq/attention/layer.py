@@ -16,6 +16,7 @@ from .projections import is_seq_first, linear, uninitialized
 
 #: see :meth:`AttentionLayer.reset_parameters`
 INITS = ("default", "authors")
+_CALL = nn.Module.__call__
 
 
 _Init = TypeVar("_Init", bound=Callable[..., None])
@@ -343,10 +344,13 @@ class AttentionLayer(AttentionType, nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call ``forward`` and hooks. ``torch.fx`` records the call as one node, as it does for torch's layer."""
-        proxies = [argument for argument in (*args, *kwargs.values()) if isinstance(argument, Proxy)]
-        if not proxies:
-            return super().__call__(*args, **kwargs)
-        tracer: Any = proxies[0].tracer
+        if nn.Module.__call__ is not _CALL:  # torch.fx replaces it while it traces
+            for argument in (*args, *kwargs.values()):
+                if isinstance(argument, Proxy):
+                    return self._as_node(argument.tracer, args, kwargs)
+        return super().__call__(*args, **kwargs)
+
+    def _as_node(self, tracer: Any, args: Any, kwargs: Any) -> Any:
         path = tracer.path_of_module(self)
 
         def leaf(*args: Any, **kwargs: Any) -> Any:

@@ -13,6 +13,7 @@ from .transforms import is_tracing
 #: classes of the parameters of a plain layer: also what ``torch.func`` and FSDP put in their place
 _ORDINARY = {nn.Parameter, Tensor, type(None)}
 _FORWARD = nn.Linear.forward
+_any_global_hook = nn.modules.module._has_any_global_hook
 
 
 def is_seq_first(inputs: Tensor) -> bool:
@@ -38,25 +39,28 @@ def linear(inputs: Tensor, *layers: nn.Linear) -> List[Tensor]:
     return [output.transpose(0, 1) for output in outputs] if transposed else outputs
 
 
-def is_plain(layer: nn.Module) -> bool:
-    """Whether calling a layer only computes ``nn.functional.linear``, so that its weights may be read instead.
+def are_plain(*layers: nn.Module) -> bool:
+    """Whether calling the layers only computes ``nn.functional.linear``, so that their weights may be read instead.
 
     That is ``nn.Linear`` itself, with its own ``forward`` and ordinary parameters, if no hook would see the call.
-    Adapters replace ``forward``, quantization replaces the parameters by tensors of another class.
+    Adapters replace ``forward``, quantization replaces the parameters by tensors of another class, and a
+    parametrization removes them.
     """
-    if type(layer) is not nn.Linear or nn.Linear.forward is not _FORWARD:
-        return False
-    own = vars(layer)  # several times faster than attributes of a module
-    parameters = own["_parameters"]  # weight and bias, unless a parametrization has replaced one
-    hooked = (
-        "forward" in own
-        or own["_forward_pre_hooks"]
-        or own["_forward_hooks"]
-        or own["_backward_pre_hooks"]
-        or own["_backward_hooks"]
-        or nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
-    )
-    return not hooked and len(parameters) == 2 and {*map(type, parameters.values())} <= _ORDINARY
+    for layer in layers:
+        own = vars(layer)  # several times faster than attributes of a module
+        parameters = own["_parameters"]
+        if (
+            type(layer) is not nn.Linear
+            or "forward" in own
+            or own["_forward_pre_hooks"]
+            or own["_forward_hooks"]
+            or own["_backward_pre_hooks"]
+            or own["_backward_hooks"]
+            or type(parameters.get("weight")) not in _ORDINARY
+            or type(parameters.get("bias", "")) not in _ORDINARY
+        ):
+            return False
+    return nn.Linear.forward is _FORWARD and not _any_global_hook()  # type: ignore[no-untyped-call]
 
 
 def _worth_fusing(inputs: Tensor, *layers: nn.Linear) -> bool:
@@ -67,7 +71,7 @@ def _worth_fusing(inputs: Tensor, *layers: nn.Linear) -> bool:
     """
     if len(layers) < 2 or inputs.device.type != "cpu" or not torch.is_grad_enabled() or is_tracing():
         return False
-    return all(map(is_plain, layers))
+    return are_plain(*layers)
 
 
 def _fused(inputs: Tensor, *layers: nn.Linear) -> List[Tensor]:

@@ -1,6 +1,9 @@
-"""Detect tracing, compilation and functional transforms."""
+"""Detect tracing, compilation and functional transforms, with functions bound here: every call of a layer asks."""
 
-import torch
+from torch._C import _get_tracing_state
+from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
 
 def is_tracing() -> bool:
@@ -9,12 +12,9 @@ def is_tracing() -> bool:
     True under ``torch.compile``, ``torch.export``, ``torch.jit.trace``, ``torch.func`` and forward-mode autograd. Code
     must then neither depend on the values of tensors nor use a custom autograd function.
     """
-    return bool(torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or is_transforming())
+    return is_compiling() or _get_tracing_state() is not None or is_transforming()
 
 
 def is_transforming() -> bool:
     """Whether ``torch.func`` or forward-mode autograd is active; torch's fused attention supports neither on GPUs."""
-    if torch.compiler.is_compiling():
-        return False
-    functional = torch._C._functorch.peek_interpreter_stack() is not None
-    return functional or bool(torch.autograd.forward_ad._current_level >= 0)
+    return not is_compiling() and (peek_interpreter_stack() is not None or forward_ad._current_level >= 0)

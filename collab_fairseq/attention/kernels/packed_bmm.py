@@ -11,6 +11,7 @@ from typing import Optional
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from ..cache import Attended, KeyValue
 
@@ -57,7 +58,7 @@ def attention_weights(query: Tensor, key: Tensor, content: Optional[Tensor], mas
     return torch.softmax(scores, dim=-1, dtype=softmax_dtype).to(dtype)
 
 
-# Both functions below go through one dimension: torch.export cannot merge two dimensions of unknown length.
+# torch.export cannot merge two dimensions of unknown length: it goes through one dimension
 
 
 def _stack_groups(heads: Tensor, groups: int) -> Tensor:
@@ -65,7 +66,8 @@ def _stack_groups(heads: Tensor, groups: int) -> Tensor:
     rows, num_heads, length, width = heads.shape
     if groups == num_heads:
         return heads
-    return heads.flatten().view(rows, groups, num_heads // groups * length, width)
+    heads = heads.flatten() if is_compiling() else heads
+    return heads.reshape(rows, groups, num_heads // groups * length, width)
 
 
 def _split_groups(stacked: Tensor, num_heads: int, length: int) -> Tensor:
@@ -73,4 +75,5 @@ def _split_groups(stacked: Tensor, num_heads: int, length: int) -> Tensor:
     rows, groups, _, width = stacked.shape
     if groups == num_heads:
         return stacked
-    return stacked.flatten().view(rows, num_heads, length, width)
+    stacked = stacked.flatten() if is_compiling() else stacked
+    return stacked.view(rows, num_heads, length, width)
