@@ -54,6 +54,7 @@ STYLE: Dict[str, Any] = {
     "savefig.dpi": 150.0,
     "svg.fonttype": "none",  # text stays text: outlines would double the file size
     "svg.hashsalt": "collab_fairseq",  # makes the names of clip paths deterministic
+    "pdf.fonttype": 42,  # TrueType, which journals accept
 }
 _TITLE, _DESCRIPTION = (10.0, 86), (SMALL, 112)  # points, characters per line
 _POINTS = 72  # per inch
@@ -90,12 +91,12 @@ def number_text(value: float, decimals: int) -> str:
 
 
 def check_figure(path: Optional[PathLike]) -> None:
-    """Raise UserError unless matplotlib is installed and can write a .png or .svg file to this path; None passes."""
+    """Raise UserError unless matplotlib is installed and can write a .png, .svg or .pdf file; None passes."""
     if path is None:
         return
     check_writable(path)
-    if Path(path).suffix.lower() not in (".png", ".svg"):
-        raise UserError(f"--figure must end in .png or .svg; got {os.fspath(path)}")
+    if Path(path).suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise UserError(f"--figure must end in .png, .svg or .pdf; got {os.fspath(path)}")
     if find_spec("matplotlib") is None:
         raise UserError(
             "figures need matplotlib, which is not installed: install it, or this project with its extra `plots`"
@@ -113,9 +114,9 @@ def drawing(path: PathLike, height: float, title: str, description: str) -> Iter
     """A matplotlib SubFigure between a title and a description; the file is written atomically.
 
     Args:
-        path: a .png or .svg file.
+        path: a .png or .svg file, or a .pdf file for a paper, which shows the SubFigure only.
         height: of the SubFigure, in inches; all figures are `WIDTH` wide.
-        title, description: shown, and stored as elements of the SVG file or text fields of the PNG file. The
+        title, description: shown, and stored as elements of the SVG file or text fields of the other files. The
             description explains points and error bars, gives the number of seeds and says which direction is better.
     """
     check_figure(path)
@@ -141,8 +142,12 @@ def drawing(path: PathLike, height: float, title: str, description: str) -> Iter
         metadata: Dict[str, Any] = {"Title": title, "Description": description}
         # leave out date and version, which change although the figure does not
         metadata.update({"Date": None, "Creator": None} if suffix == ".svg" else {"Software": None})
+        options: Dict[str, Any] = {}
+        if suffix == ".pdf":
+            metadata = {"Title": title, "Subject": description, "CreationDate": None, "Creator": None, "Producer": None}
+            options["bbox_inches"] = middle.bbox.transformed(figure.dpi_scale_trans.inverted())
         buffer = io.BytesIO()
-        figure.savefig(buffer, format=suffix[1:], metadata=metadata)
+        figure.savefig(buffer, format=suffix[1:], metadata=metadata, **options)
     content = buffer.getvalue()
     if suffix == ".svg":  # matplotlib writes the title as an element, but the description as metadata only
         element = f"</title>\n <desc>{escape(description)}</desc>"

@@ -42,7 +42,7 @@ def test_prints_writes_and_checks_table(files, tmp_path):
         ("--columns 'seeds test_a'", "columns must be some of heads, key_dim, updates, seeds"),
         ("--columns 'sacrebleu x'", "no record has sacreBLEU of x; expected one of test_a, test_b"),
         ("--baseline x", "the baseline must be one of none-None-s1"),
-        ("--figure x.pdf", "must end in .png or .svg; got x.pdf"),
+        ("--figure x.eps", "must end in .png, .svg or .pdf; got x.eps"),
         ("--figure x.png --y chrf", "--y needs --x parameters or --x wall_time"),
         ("empty.json --output empty.json", "empty.json is one of the inputs"),
         ("--output no-page.md --marker x", "--output must be an existing page"),
