@@ -14,13 +14,17 @@ import logging
 import re
 import shutil
 import sys
+import time
+import warnings
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 try:
+    import numpy as np
     import torch
     import transformers
-    from table import PAPER, table
+    from paper import PAPER
+    from table import CONSTANT, STANDARD, numbers, table
     from tasks import GLUE, TASKS, fetch, read, rehearsal
     from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer
 
@@ -39,12 +43,15 @@ logger = logging.getLogger("glue")
 ROOT = Path(__file__).resolve().parents[2]
 #: number of training examples in which unknown tokens are counted
 UNKNOWN_SAMPLE = 1000
+#: updates between two lines of progress
+LOGGING_STEPS = 20
 
 
 class Study:
     """One task, one model, one seed. Each stage results in a model and a part of the record.
 
-    Stages: ``standard`` is fine-tuned, ``converted/384`` is its conversion, ``tuned/384`` is fine-tuned again.
+    Stages: ``constant`` predicts the most frequent label of the training set, ``standard`` is fine-tuned,
+    ``converted/384`` is its conversion, ``tuned/384`` is fine-tuned again.
     """
 
     def __init__(self, name: str, args: argparse.Namespace) -> None:
@@ -91,17 +98,19 @@ class Study:
 
     def run(self, name: str) -> Dict[str, Any]:
         """The record's part for a stage."""
+        if name == CONSTANT:
+            return self.constant()
         kind, _, key_dim = name.partition("/")
         result: Dict[str, Any] = {}
         transformers.set_seed(self.args.seed)
-        if kind == "standard":
+        if kind == STANDARD:
             model = AutoModelForSequenceClassification.from_pretrained(self.args.model, num_labels=self.task.labels)
             hf.check_convertible(model)
         elif kind == "converted":
             model, result["errors"] = self.convert(int(key_dim))
         else:
             model = hf.from_pretrained(self.folder(f"converted/{key_dim}"))
-        trainer = self.trainer(model, self.folder(name) / "checkpoints")
+        trainer = self.trainer(model, name)
         if kind != "converted":
             checkpoint = latest_complete(self.folder(name) / "checkpoints")
             if checkpoint:
@@ -113,13 +122,22 @@ class Study:
             metrics[split] = self.task.measure(output.predictions, output.label_ids)
         model.save_pretrained(self.folder(name))
         self.tokenizer.save_pretrained(self.folder(name))
-        values = [value for of_split in metrics.values() for value in of_split.values()]
-        score = 100 * sum(values) / len(values)
-        return {**result, "parameters": model.num_parameters(), "metrics": metrics, "score": score}
+        return {**result, "parameters": model.num_parameters(), **scored(metrics)}
+
+    def constant(self) -> Dict[str, Any]:
+        """The level of a constant prediction, :meth:`.Task.constant`."""
+        train = [example["label"] for example in self.splits["train"]]
+        metrics = {}
+        for split in self.task.validation:
+            labels = np.array([example["label"] for example in self.splits[split]])
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # correlations with a constant are undefined
+                metrics[split] = self.task.measure(self.task.constant(train, len(labels)), labels)
+        return scored(metrics)
 
     def convert(self, key_dim: int) -> Tuple[Any, Dict[str, float]]:
         """The fine-tuned model with collaborative heads, and the relative error of each layer."""
-        source = AutoModelForSequenceClassification.from_pretrained(self.folder("standard")).to(self.device)
+        source = AutoModelForSequenceClassification.from_pretrained(self.folder(STANDARD)).to(self.device)
         train, sentences, batch_size = self.splits["train"], self.args.calibration, self.args.batch_size
         batches = None
         if sentences:
@@ -137,11 +155,11 @@ class Study:
         dtype = torch.float if self.task.labels == 1 else torch.long
         return {**inputs, "labels": torch.tensor([example["label"] for example in examples], dtype=dtype)}
 
-    def trainer(self, model: Any, checkpoints: Path) -> Trainer:
+    def trainer(self, model: Any, stage: str) -> Trainer:
         """transformers' Trainer with the settings of the paper."""
         args = self.args
         options = transformers.TrainingArguments(
-            output_dir=str(checkpoints),
+            output_dir=str(self.folder(stage) / "checkpoints"),
             learning_rate=args.lr,
             weight_decay=0.0,
             seed=args.seed,
@@ -154,10 +172,36 @@ class Study:
             dataloader_pin_memory=self.device != "cpu",
             report_to="none",
             remove_unused_columns=False,
-            disable_tqdm=not sys.stderr.isatty(),
+            logging_steps=LOGGING_STEPS,
+            disable_tqdm=True,
         )
         options._n_gpu = min(1, options.n_gpu)  # the Trainer would multiply the batch by the number of GPUs
-        return Trainer(model=model, args=options, train_dataset=self.splits["train"], data_collator=self.batch)
+        trainer = Trainer(model=model, args=options, train_dataset=self.splits["train"], data_collator=self.batch)
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.add_callback(Progress(f"{self.name}/{stage}"))
+        return trainer
+
+
+class Progress(transformers.TrainerCallback):
+    """Logs step, loss and remaining time."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.began, self.first = name, 0.0, 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.began, self.first = time.monotonic(), state.global_step
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        if logs and "loss" in logs:
+            step, total, loss = state.global_step, state.max_steps, float(logs["loss"])
+            left = (time.monotonic() - self.began) / (step - self.first) * (total - step) / 60
+            logger.info("%s: step %d of %d, loss %.3f, %.1f min left", self.name, step, total, loss, left)
+
+
+def scored(metrics: Dict[str, Dict[str, float]]) -> Dict[str, Any]:
+    """The metrics of each validation set, and the score, 100 × their mean."""
+    values = [value for of_split in metrics.values() for value in of_split.values()]
+    return {"metrics": metrics, "score": 100 * sum(values) / len(values)}
 
 
 def latest_complete(folder: Path) -> Optional[Path]:
@@ -165,10 +209,6 @@ def latest_complete(folder: Path) -> Optional[Path]:
     states = folder.glob("checkpoint-*/trainer_state.json")
     complete = [state.parent for state in states if state.read_text(encoding="utf-8").endswith("}\n")]
     return max(complete, key=lambda checkpoint: int(checkpoint.name.partition("-")[2]), default=None)
-
-
-def numbers(text: str) -> List[int]:
-    return [int(part) for part in text.split(",")]
 
 
 def main() -> None:
@@ -189,6 +229,7 @@ def main() -> None:
     add("--batch-size", type=int, default=32, help="examples per training batch (default: %(default)s)")
     add("--max-length", type=int, default=128, help="maximum number of tokens of an example (default: %(default)s)")
     add("--calibration", type=int, default=256, help="calibration sentences; 0: none (default: %(default)s)")
+    add("--discard", action="store_true", help="keep the standard models only; the record keeps all scores")
     add("--sentences", type=int, default=4000, help="training sentences of the rehearsal (default: %(default)s)")
     add(
         "--device",
@@ -222,10 +263,14 @@ def main() -> None:
         for task in args.tasks.split(","):
             fetch(task, args.data)
             study = Study(task, args)
-            study.stage("standard")
+            study.stage(CONSTANT)
+            study.stage(STANDARD)
             for key_dim in args.key_dims:
                 study.stage(f"converted/{key_dim}")
                 study.stage(f"tuned/{key_dim}")
+                if args.discard:
+                    for kind in ("converted", "tuned"):
+                        shutil.rmtree(study.folder(f"{kind}/{key_dim}"), ignore_errors=True)
             records.append(study.record.content)
     write_text(table(records), args.output / "table.md")
     sys.stdout.write(table(records))
@@ -234,7 +279,7 @@ def main() -> None:
 def paper_key_dims(model: str) -> List[int]:
     """The key dimensions of the paper for a model of this name, if any."""
     match = re.search("distilbert|albert|bert", model.lower())
-    return [key_dim for key_dim in PAPER[match[0], 768] if key_dim] if match else []
+    return [key_dim for key_dim in PAPER[match[0]] if key_dim] if match else []
 
 
 if __name__ == "__main__":

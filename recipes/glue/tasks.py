@@ -7,8 +7,9 @@ import json
 import os
 import random
 import sys
+from collections import Counter
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 from scipy.stats import pearsonr, spearmanr
@@ -38,6 +39,12 @@ class Task(NamedTuple):
         predicted = outputs.reshape(-1) if self.labels == 1 else outputs.argmax(-1)
         return {name: float(np.nan_to_num(METRICS[name](labels, predicted))) for name in self.metrics}
 
+    def constant(self, labels: Sequence[Any], number: int) -> np.ndarray:
+        """Outputs for `number` sentences that predict the most frequent label or, for regression, the mean."""
+        if self.labels == 1:
+            return np.full((number, 1), np.mean(labels))
+        return np.eye(self.labels)[[Counter(labels).most_common(1)[0][0]] * number]
+
 
 PAIR = ("sentence1", "sentence2")
 GLUE = {
@@ -51,6 +58,7 @@ GLUE = {
     "rte": Task(PAIR, epochs=10),
 }
 TASKS = {**GLUE, "toy": Task(("sentence",), epochs=6)}
+TITLES = dict(zip(TASKS, ("CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI", "QNLI", "RTE", "toy"), strict=True))
 
 
 def read(path: Path) -> List[Dict[str, Any]]:

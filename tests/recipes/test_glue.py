@@ -22,7 +22,8 @@ for package in ("transformers", "accelerate", "sklearn", "scipy", "pandas"):
     pytest.importorskip(package, reason="pip install 'collab_fairseq[huggingface,plots]'")
 RECIPE = ROOT / "recipes" / "glue"
 sys.path.insert(0, str(RECIPE))
-table, tasks, recipe, minilm = (importlib.import_module(name) for name in ("table", "tasks", "run", "minilm"))
+NAMES = ("table", "tasks", "run", "minilm", "figure", "paper")
+table, tasks, recipe, minilm, figure, paper = (importlib.import_module(name) for name in NAMES)
 sys.path.remove(str(RECIPE))
 SMALL = ["--rehearse", "bert", "--sentences", "320", "--epochs", "2", "--key-dims", "16", "--output"]
 
@@ -38,34 +39,113 @@ def test_metrics():
     assert stsb.measure(np.ones((3, 1)), labels) == {"pearson": 0, "spearman": 0}
 
 
-def test_table():
-    model, records = {"name": "bert", "type": "bert", "width": 768}, []
-    for n, task in enumerate(tasks.GLUE):
-        size = 10**8 + 769 * tasks.GLUE[task].labels  # a classifier has a row for each label
-        for seed in (1, 3):
-            scores = {"standard": 80 + n + seed, "converted/384": 60 + n, "tuned/384": 70 + n}
-            parts = {stage: {"score": score, "parameters": size} for stage, score in scores.items()}
+def test_constant_predictions():
+    """Of the most frequent label of the training set, and of its mean; a control predicts the labels themselves."""
+    mrpc, stsb = tasks.GLUE["mrpc"], tasks.GLUE["stsb"]
+    labels = np.array([1, 1, 0, 1])
+    metrics = mrpc.measure(mrpc.constant([0, 1, 1], 4), labels)
+    assert metrics == pytest.approx({"accuracy": 3 / 4, "f1": 2 * 0.75 * 1 / 1.75})  # precision 3/4, recall 1
+    assert mrpc.measure(mrpc.constant([0, 0, 1], 4), labels) == {"accuracy": 0.25, "f1": 0}
+    assert mrpc.measure(np.eye(2)[labels], labels) == {"accuracy": 1, "f1": 1}
+    outputs = stsb.constant([1.0, 4.0], 3)
+    assert outputs.tolist() == [[2.5]] * 3
+    assert stsb.measure(outputs, np.array([0.0, 1.0, 2.0])) == {"pearson": 0, "spearman": 0}
+
+
+@pytest.mark.parametrize(("name", "average"), [("bert", [83.0, 83.2, 82.5, 81.7, 77.6]), ("distilbert", [80.0, 79.1])])
+def test_numbers_of_the_paper_have_its_averages(name, average):
+    """Its averages are over eleven metrics; the other mean, over eight tasks, is a control."""
+    twice = [task for task, values in tasks.GLUE.items() if len(values.metrics) > 1]
+    for row, expected in zip(paper.PAPER[name].values(), average, strict=True):
+        metrics = [*row.scores.values(), *(row.scores[task] for task in twice)]
+        assert len(metrics) == 11
+        assert np.mean(metrics) == pytest.approx(expected, abs=0.1)
+        assert abs(np.mean([*row.scores.values()]) - expected) > 1
+
+
+SCORES = {  # task → seed → scores of the stages
+    "cola": {1: (50, 0, 40, 51, 49), 2: (52, 0, 43, 52, 50.5), 3: (51, 0, 41, 50, 49.5)},
+    "rte": {1: (60, 53, 58, 61, 61), 2: (62, 53, 60, 62, 60), 3: (64, 53, 58, 63, 62)},
+}
+STAGES = ("standard", "constant", "converted/192", "tuned/384", "tuned/192", "converted/384")
+
+
+def glue_records():
+    records, model = [], {"name": "small", "type": "bert", "width": 384}
+    for task, seeds in SCORES.items():
+        for seed, scores in seeds.items():
+            parts = {stage: {"score": score} for stage, score in zip(STAGES, (*scores, scores[0]), strict=True)}
+            for stage in STAGES:
+                if stage != "constant":
+                    parts[stage]["parameters"] = 22_000_000 + 385 * tasks.GLUE[task].labels
             records.append({"settings": {"task": task, "seed": seed, "model": model}, "parts": parts})
-    lines = table.table(records).splitlines()
-    assert len(lines) == 2 + 3 + 2
-    assert lines[2].startswith("| bert | standard | 768 | 100.0 | 82.0 |")
-    for line, end in zip(lines[2:5], ("85.5 | 108.3 | 83.0", "63.5 |  | ", "73.5 | 101.4 | 82.5"), strict=True):
-        assert line.endswith(f"| {end} |")
-    assert "seeds 1, 3" in lines[-1]
+    return records
+
+
+def cells(text, *start):
+    """The cells after those at the start of a line."""
+    (line,) = [line for line in text.splitlines() if line.startswith("| " + " | ".join(start) + " |")]
+    return line.strip("| ").split(" | ")[len(start) :]
+
+
+def test_table_has_medians_ranges_and_paired_intervals():
+    text = table.table(glue_records())
+    assert cells(text, "standard", "384 (1)") == ["22.0", "51.0 (50.0–52.0)", "62.0 (60.0–64.0)", "57.0 (55.0–57.5)"]
+    assert cells(text, "converted", "192 (1/2)")[1:] == ["41.0 (40.0–43.0)", "58.0 (58.0–60.0)", "49.5 (49.0–51.5)"]
+    assert cells(text, "constant prediction", "", "") == ["0.0", "53.0", "26.5"]
+    # differences −10, −9, −10: mean ± t(2) · s / √3, with t(2) = 4.3027 and s = 1 / √3
+    assert cells(text, "converted, 192", "standard")[0] == "**−9.7 [−11.1, −8.2]**"
+    assert f"{-29 / 3 - 4.3027 / 3:.1f} {-29 / 3 + 4.3027 / 3:.1f}" == "-11.1 -8.2"
+    # −2, −2, −6: the unpaired scores scatter less
+    assert cells(text, "converted, 192", "standard")[1] == "−3.3 [−9.1, 2.4]"
+    # −2, −1.5, −0.5: s² = 7 / 12
+    assert cells(text, "converted and tuned, 192", "converted and tuned, 384")[0] == "−1.3 [−3.2, 0.6]"
+    assert cells(text, "BERT-base: converted and tuned", "384 (1/2)") == ["101.4", "56.3", "65.3", "60.8"]
+    assert cells(text, "BERT-base: converted and tuned, 384", "standard") == ["1.6", "2.1", "1.8"]
+    assert text.endswith("\n\nNothing is missing.\n")
+
+
+def test_table_lists_what_is_missing():
+    records = [record for record in glue_records() if record["settings"] != glue_records()[-1]["settings"]]
+    del records[0]["parts"]["tuned/192"]
+    text = table.table(records, table.Grid(["cola", "rte", "mrpc"], [1, 2, 3]))
+    assert cells(text, "converted and tuned", "192 (1/2)")[1] == "50.0 (49.5–50.5), 2 of 3 seeds"
+    assert cells(text, "standard", "384 (1)")[1:] == ["51.0 (50.0–52.0)", "–", "61.0 (60.0–62.0), 2 of 3 seeds", "–"]
+    missing = text.splitlines()[-1]
+    assert missing.startswith("Missing: CoLA, seed 1: tuned/192; MRPC, seed 1: all stages; MRPC, seed 2: all stages; ")
+    assert missing.endswith("; RTE, seed 3: all stages.")
+    nothing = "Nothing has been measured yet. Missing: CoLA, RTE, with seeds 1, 2.\n"
+    assert table.table([], table.Grid(["cola", "rte"], [1, 2])) == nothing
+    with pytest.raises(UserError, match="must have finished stages"):
+        table.table([{**records[0], "parts": {}}])
+
+
+def test_table_is_of_runs_with_equal_settings():
+    records = glue_records()
     for change, message in (({}, "different seeds; got 3 twice"), ({"lr": 5e-5}, "in the seed only; got lr")):
         other = copy.deepcopy(records[-1])
         other["settings"].update(change, seed=3 if not change else 5)
-        with pytest.raises(UserError, match=f"records of bert on .* must .*{message}"):
+        with pytest.raises(UserError, match=f"records of small on .* must .*{message}"):
             table.table([*records, other])
-    unfinished = copy.deepcopy(records[1])
-    unfinished["settings"]["seed"] = 4
-    del unfinished["parts"]["tuned/384"]
-    first_task = [line.split(" | ")[4] for line in table.table([*records, unfinished]).splitlines()[2:5]]
-    assert [cell.endswith(" (of 2)") for cell in first_task] == [False, False, True]
-    with pytest.raises(UserError, match="must have finished stages"):
-        table.table([{**records[0], "parts": {}}])
-    # no average if a task is missing
-    assert table.table(records[2:]).splitlines()[2].endswith("| – | 108.3 | 83.0 |")
+
+
+def test_figure_5(tmp_path):
+    pytest.importorskip("matplotlib")
+    for name in ("figure.svg", "figure.pdf"):
+        figure.draw_all(glue_records(), tmp_path / name)
+        assert (tmp_path / name).stat().st_size > 5000
+    text = (tmp_path / "figure.svg").read_text(encoding="utf-8")
+    for label in ("CoLA, Matthews correlation", "RTE, accuracy", "converted, then fine-tuned again", "standard heads"):
+        assert f">{label}<" in text
+    before = text
+    records = glue_records()
+    records[1]["parts"]["converted/192"]["score"] = 45  # the highest of three: the bar grows, the median stays
+    figure.draw_all(records, tmp_path / "figure.svg")
+    assert (tmp_path / "figure.svg").read_text(encoding="utf-8") != before
+    for record in records:
+        record["parts"] = {"standard": record["parts"]["standard"]}
+    with pytest.raises(UserError, match="no record has scores of a converted model"):
+        figure.draw_all(records, tmp_path / "figure.svg")
 
 
 @pytest.fixture
@@ -129,7 +209,8 @@ def test_killed_rehearsal_resumes_to_the_same_result_without_internet(tmp_path, 
             pytest.fail(f"a request was sent: {proxy.accept()[0].recv(200)!r}")
     assert "toy/standard: resuming from checkpoint-10" in done.stderr
     assert rehearse(tmp_path / "whole") == done.stdout
-    assert "| bert | collaborative | 16 |" in done.stdout
+    assert "| converted and tuned | 16 (1/4) |" in done.stdout
+    assert "toy/standard: step 20 of 20, loss " in done.stderr
     resumed, whole = (json.loads((tmp_path / n / "toy" / "record.json").read_text()) for n in ("killed", "whole"))
     assert resumed["parts"] == whole["parts"]
     standard, converted, tuned = (whole["parts"][stage] for stage in ("standard", "converted/16", "tuned/16"))
@@ -141,7 +222,7 @@ def test_killed_rehearsal_resumes_to_the_same_result_without_internet(tmp_path, 
     assert not list(tmp_path.rglob("checkpoint-*"))
 
     assert rehearse(tmp_path / "whole") == done.stdout
-    assert sum(message.endswith("already done") for message in caplog.messages) == 3
+    assert sum(message.endswith("already done") for message in caplog.messages) == 4
     with pytest.raises(UserError, match="was made with batch_size"):
         rehearse(tmp_path / "whole", "--batch-size", "16")
 

@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""Figure 5 of the paper from records of run.py: score against key dimension, with and without fine-tuning again.
+
+    figure.py results/glue/*.json --output results/glue/figure-5.svg
+
+A .pdf file has no title and description, which belong in the caption.
+"""
+
+import argparse
+import statistics
+import sys
+from pathlib import Path
+from typing import Any, Dict, Mapping, Sequence
+
+from table import CONSTANT, STANDARD, Study, studies
+from tasks import TASKS, TITLES
+
+from collab_fairseq.cli.main import guarded
+from collab_fairseq.records.drawing import COLOURS, drawing, points
+from collab_fairseq.records.files import PathLike
+from collab_fairseq.records.record import load
+from collab_fairseq.scoring.significance import Interval
+from fairseq_modern.errors import UserError
+
+#: kind of stage → label, colour and marker of its line
+LINES = {
+    "converted": ("converted", COLOURS["encoder"], "^"),
+    "tuned": ("converted, then fine-tuned again", COLOURS["collaborative"], "s"),
+}
+#: stage → label, colour and line style of its level
+LEVELS = {
+    STANDARD: ("standard heads", COLOURS["standard"], "--"),
+    CONSTANT: ("constant prediction", COLOURS["reference"], ":"),
+}
+#: metrics of a task → name of the score
+SCORES = {
+    ("accuracy",): "accuracy",
+    ("matthews",): "Matthews correlation",
+    ("accuracy", "f1"): "mean of accuracy and F1",
+    ("pearson", "spearman"): "mean of Pearson and Spearman",
+}
+
+
+def draw(study: Study, path: PathLike) -> None:
+    """One panel per task: medians over the seeds, with the range as bars.
+
+    Args:
+        path: a .svg, .png or .pdf file.
+
+    Raises:
+        UserError: no task has scores of a converted model.
+    """
+    tasks = [task for task in study.tasks if any(study.by_seed(stage, task) for stage in study.stages if "/" in stage)]
+    if not tasks:
+        raise UserError("nothing to draw: no record has scores of a converted model")
+    rows = (len(tasks) + 1) // 2
+    title = f"Score against the shared key dimension, {study.model['name']}"
+    description = (
+        f"GLUE validation sets. Points: median over the seeds {', '.join(map(str, study.seeds))}; bars: their range. "
+        f"Standard heads have the key dimension {study.model['width']}, summed over heads. Higher is better."
+    )
+    with drawing(path, 0.4 + 2.2 * rows, title, description) as figure:
+        axes = figure.subplots(rows, min(2, len(tasks)), squeeze=False).flatten()
+        for axis, task in zip(axes, tasks, strict=False):
+            _panel(axis, study, task)
+        for axis in axes[len(tasks) :]:
+            axis.set_visible(False)
+        handles: Dict[str, Any] = {}
+        for axis in axes:
+            for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+                handles.setdefault(label, handle)
+        figure.legend(handles.values(), handles, loc="outside upper center", ncols=4)
+
+
+def _panel(axis: Any, study: Study, task: str) -> None:
+    for kind, (label, colour, marker) in LINES.items():
+        scores = {dim: list(study.by_seed(f"{kind}/{dim}", task).values()) for dim in study.key_dims}
+        shown = {dim: values for dim, values in sorted(scores.items()) if values}
+        if shown:
+            intervals = [Interval(statistics.median(v), min(v), max(v)) for v in shown.values()]
+            points(axis, list(shown), intervals, label=label, color=colour, marker=marker)
+    for stage, (label, colour, style) in LEVELS.items():
+        level = list(study.by_seed(stage, task).values())
+        if level:
+            axis.axhline(statistics.median(level), color=colour, linestyle=style, label=label, linewidth=1.2)
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(study.key_dims, [str(dim) for dim in study.key_dims])
+    axis.minorticks_off()
+    axis.set_title(f"{TITLES[task]}, {SCORES[TASKS[task].metrics]}")
+    axis.set(xlabel="shared key dimension", ylabel="score × 100")
+
+
+def draw_all(records: Sequence[Mapping[str, Any]], path: PathLike) -> None:
+    """The figure of records of one model."""
+    found = studies(list(map(dict, records)))
+    if len(found) != 1:
+        raise UserError(f"the records must be of one model; got {', '.join(s.model['name'] for s in found) or 'none'}")
+    draw(found[0], path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("records", nargs="+", type=Path, metavar="RECORD", help="record.json of run.py, of one model")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="a .svg, .png or .pdf file")
+    args = parser.parse_args()
+    draw_all([load(path, "study") for path in args.records], args.output)
+
+
+if __name__ == "__main__":
+    sys.exit(guarded("figure.py", main))
