@@ -137,6 +137,7 @@ tables:
 	    --rows 'decode/*' --rows 'train/base/*' --output docs/speed.md --marker gpu
 
 figures:
+	@$(COLLAB:collab=python) docs/idea.py
 	$(TABLE) $(RUNS)/multi30k-none-dk128-s?-u4000.json $(RUNS)/multi30k-*-dk32-s?-u4000.json \
 	    $(RUNS)/multi30k-*-blocks-s?-u4000.json $(RUNS)/multi30k-*-blocks8-s?-u4000.json \
 	    --figure results/multi30k-table.svg --x updates --group-by heads,key_dim
