@@ -14,8 +14,8 @@ In the order of a run:
     recipe_run   `RecipeRun`: folder, stages, averages
     folder       settings kept in the folder of a run, and its lock
     data         preparation and checksums
+    nodes        connections between the nodes of a run, and their comparison before they train
     training     fairseq-train, in stages
-    node         comparison of the nodes of a run before they train
     averaging    averages of checkpoints
     evaluation   translations, scores, record, model folder
     sweep        several runs and their table

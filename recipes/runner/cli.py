@@ -47,8 +47,7 @@ def main(script: Path, argv: List[str]) -> None:
     elif run.machine.node_rank > 0:
         if step in ("train", "run"):
             with joined(run.machine, run.recipe.node_timeout) as others:
-                others.start()
-                training.train_as_other_node(run, others.check)
+                training.train_as_other_node(run, others)
     else:
         if step in ("train", "run"):
             optional_packages.check(cfg)
@@ -63,8 +62,7 @@ def do_steps(run: RecipeRun, step: str, other_average: bool) -> None:
             data.prepare(run)
             data.verify(run)
             keep_settings(run.output, run.identity())
-            others.start()
-            training.train(run, others.check)
+            training.train(run, others)
     else:
         run.continue_in_folder(other_average)
     if step in ("average", "run"):
@@ -120,12 +118,14 @@ def read_run(script: Path, argv: List[str]) -> Tuple[DictConfig, argparse.Namesp
 def plan_run(script: Path, argv: List[str], cfg: DictConfig, args: argparse.Namespace) -> RecipeRun:
     """The run that the settings select, and its machine."""
     recipe = script.parent.name
+    nodes = args.nodes or int(os.environ.get("SLURM_JOB_NUM_NODES") or 1)
+    rank = int(os.environ.get("SLURM_NODEID") or 0) if args.node_rank is None and nodes > 1 else args.node_rank or 0
     machine = Machine(
         device=cfg.recipe.device,
         gpus=cfg.recipe.gpus or 0,
         default_gpus=cfg.recipe.default_gpus or 0,
-        nodes=args.nodes or int(os.environ.get("SLURM_JOB_NUM_NODES") or 1),
-        node_rank=args.node_rank or 0,
+        nodes=nodes,
+        node_rank=rank,
         master=args.master or "",
         threads=args.threads or processor.usable_cores(),
         dry_run=args.dry_run,

@@ -2,9 +2,7 @@
 
 import logging
 import os
-import signal
 import socket
-import subprocess
 from dataclasses import dataclass
 from typing import List, NamedTuple, Optional, Tuple
 
@@ -28,17 +26,6 @@ SET_BY_MACHINE = (
 )
 #: tokens of the longest sentence; fairseq skips longer ones (--max-source-positions)
 LONGEST = 1024
-#: bash commands on a node of a Slurm job: start torchrun with the rank of the node. SIGUSR1, which srun forwards to all
-#: processes, and SIGTERM, which scancel may send to this shell alone, become one SIGTERM to torchrun
-START_ON_NODE = """
-trap '' USR1  # also in the processes of torchrun
-"${@:1:3}" --node_rank "$SLURM_NODEID" "${@:4}" &
-torchrun=$!
-trap 'trap "" TERM USR1; kill -TERM "$torchrun"' TERM USR1  # once: srun or Slurm may repeat the signal
-wait "$torchrun"; status=$?
-while kill -0 "$torchrun" 2>/dev/null; do wait "$torchrun"; status=$?; done
-exit "$status"
-"""
 
 
 class Gpus(NamedTuple):
@@ -213,57 +200,26 @@ class Machine:
         return words
 
     def launch(self) -> List[str]:
-        """The command that starts fairseq-train in several processes; empty for one process."""
+        """The command that starts fairseq-train in the processes of this node; empty for one process."""
         if self.processes == 1:
             return []
-        address, port = "127.0.0.1", rendezvous_port()
-        if self.in_slurm_job():
-            address = first_host(os.environ["SLURM_JOB_NODELIST"])
-        elif self.nodes > 1:
+        address, port = "127.0.0.1", os.environ.get("MASTER_PORT") or free_port()
+        if self.nodes > 1:
             address, master_port = self.first_node()
             port = self.torchrun_port or str(master_port)
         torchrun = [PYTHON, "-m", "torch.distributed.run", "--nproc_per_node", str(self.gpus)]
         torchrun += ["--nnodes", str(self.nodes), "--master_addr", address, "--master_port", port]
-        if not self.in_slurm_job():
-            return [*torchrun, "--node_rank", str(self.node_rank)]
-        # srun starts one torchrun per node, and the rank of a node is known only there. Since Slurm 22.05, srun does
-        # not inherit --cpus-per-task from the job: all processes of a node would share one core
-        cores = os.environ.get("SLURM_CPUS_PER_TASK") or os.environ.get("SLURM_CPUS_ON_NODE") or str(self.threads)
-        srun = ["srun", "--nodes", str(self.nodes), "--ntasks", str(self.nodes), "--ntasks-per-node", "1"]
-        srun += ["--kill-on-bad-exit=1", "--cpus-per-task", cores]
-        return [*srun, "bash", "-c", START_ON_NODE, "torchrun", *torchrun]
+        return [*torchrun, "--node_rank", str(self.node_rank)]
 
     def first_node(self) -> Tuple[str, int]:
         """Host and port of --master."""
         address, _, port = self.master.rpartition(":")
         if not address or not port.isdigit():
             raise SettingsError(
-                f"--nodes {self.nodes} outside Slurm needs --master HOST:PORT and, on each node, --node-rank R"
+                f"--nodes {self.nodes} needs --master HOST:PORT and, on each node, --node-rank R; "
+                "in Slurm, submit recipes/slurm/run.sbatch"
             )
         return address, int(port)
-
-    def in_slurm_job(self) -> bool:
-        """Whether srun starts the training processes."""
-        return self.nodes > 1 and bool(os.environ.get("SLURM_JOB_ID"))
-
-    def stop_signal(self) -> signal.Signals:
-        """The signal that makes the command of :meth:`launch` save and stop. On SIGTERM, srun kills all processes."""
-        return signal.SIGUSR1 if self.in_slurm_job() else signal.SIGTERM
-
-
-def first_host(nodelist: str) -> str:
-    """The first host of a Slurm node list."""
-    command = ["scontrol", "show", "hostnames", nodelist]
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.split()[0]
-
-
-def rendezvous_port() -> str:
-    """MASTER_PORT; in a Slurm job, a port derived from its number, the same on all nodes; otherwise a free port."""
-    if port := os.environ.get("MASTER_PORT"):
-        return port
-    if job := os.environ.get("SLURM_JOB_ID"):
-        return str(20000 + int(job) % 10000)  # below the ports that systems hand out
-    return free_port()
 
 
 def free_port() -> str:

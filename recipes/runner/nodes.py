@@ -1,14 +1,18 @@
-"""Connections between the runners of several nodes outside Slurm: all start together, and if one fails, all end.
+"""The nodes of one run, each with its own runner: they wait for each other, are compared, and train together.
 
-torchrun alone would wait for a missing node for ten minutes, and its processes for those of a node that has failed for
-up to half an hour.
+Every node runs the same command. The first one prepares the data and starts each stage of training on all nodes, which
+then verify their data and compare settings and data with its own. If a node fails, all end. torchrun alone would wait
+for a missing node for ten minutes, its processes for those of a failed node up to half an hour, and different settings
+or data would train a wrong model.
 """
 
 import contextlib
+import json
 import logging
 import socket
 import time
-from typing import Dict, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Callable, Dict, Iterator, Optional
 
 from fairseq_modern.errors import UserError
 
@@ -17,7 +21,17 @@ from .process import STOPPED
 
 logger = logging.getLogger("recipe")
 
-DONE = b"D"  # sent before a connection is closed, unless the node has failed
+HEADER = 8  # bytes before each message: its length, or 0 before a connection is closed by a node that has not failed
+
+
+@dataclass
+class Stage:
+    """A stage of training, as the first node starts it on all others."""
+
+    end: int  # update
+    resumes: bool
+    port: str  # of torchrun
+    identity: Dict[str, Any]  # setting → value; must be the same on all nodes
 
 
 class Connections:
@@ -27,53 +41,99 @@ class Connections:
         self.machine, self.sockets = machine, sockets
         self.names = {node: f"node {node} ({sockets[node].getpeername()[0]})" for node in sockets}
 
-    def start(self) -> None:
-        """Wait until the first node begins to train, and set `machine.torchrun_port`."""
-        if self.sockets and self.machine.node_rank == 0:
-            self.machine.torchrun_port = free_port()
-            for connection in self.sockets.values():
-                connection.sendall(f"{self.machine.torchrun_port:>5}".encode())
-        for connection in self.sockets.values() if self.machine.node_rank else ():
-            port = connection.recv(5, socket.MSG_WAITALL)
-            if len(port) < 5:
-                raise self.failed(0)
-            self.machine.torchrun_port = port.decode().strip()
+    def start(self, end: int, resumes: bool, identity: Dict[str, Any]) -> None:
+        """On the first node: start a stage on all others, and set `machine.torchrun_port`.
+
+        Raises:
+            UserError: names the setting that is different on a node, or what is wrong with its data.
+        """
+        if not self.sockets:
+            return
+        self.machine.torchrun_port = free_port()
         for connection in self.sockets.values():
-            connection.setblocking(False)
+            send(connection, asdict(Stage(end, resumes, self.machine.torchrun_port, identity)))
+        for node, error in {node: self._receive(node) for node in self.sockets}.items():
+            if error != "":
+                raise UserError(error or f"{self.names[node]} has ended")
+
+    def next_stage(self, identity: Callable[[], Dict[str, Any]]) -> Optional[Stage]:
+        """On another node: the next stage, once its identity has been compared; None at the end of training.
+
+        Args:
+            identity: called when the first node has prepared its data; a UserError is reported to it.
+        """
+        message = self._receive(0)
+        if message is None:
+            return None
+        stage, node = Stage(**message), self.machine.node_rank
+        self.machine.torchrun_port = stage.port
+        try:
+            error = difference(stage.identity, identity(), node)
+        except UserError as raised:
+            error = f"node {node}: {raised}"
+        send(self.sockets[0], error)
+        if error:
+            raise UserError(error)
+        return stage
 
     def check(self) -> None:
         """Raise UserError if a connected node has failed."""
-        for node, connection in list(self.sockets.items()):
-            received = b""
+        for node, connection in self.sockets.items():
             try:
-                received = connection.recv(1)
+                received = connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
             except BlockingIOError:
                 continue
             except OSError:
-                pass
-            connection = self.sockets.pop(node)
-            if received != DONE:
-                raise self.failed(node)
+                received = b""
+            if not received:
+                raise self._failed(node)
 
     def close(self) -> None:
         """Tell the other nodes that this one has not failed, and wait until they have received it."""
         for connection in self.sockets.values():
             with contextlib.suppress(OSError):
                 connection.settimeout(60)
-                connection.sendall(DONE)
+                connection.sendall(b"0".rjust(HEADER))
                 connection.shutdown(socket.SHUT_WR)
-                while connection.recv(16):
+                while connection.recv(1024):
                     pass
 
-    def failed(self, node: int) -> UserError:
+    def _receive(self, node: int) -> Any:
+        try:
+            return receive(self.sockets[node])
+        except (OSError, ValueError) as error:
+            raise self._failed(node) from error
+
+    def _failed(self, node: int) -> UserError:
         return UserError(
             f"{self.names[node]} has failed, see its messages; correct the cause, then start all nodes again"
         )
 
 
+def difference(first: Dict[str, Any], other: Dict[str, Any], node: int) -> str:
+    """What is different on a node, as an error message; empty if nothing is."""
+    other = json.loads(json.dumps(other))  # lists for tuples, as in `first`
+    for name in {**first, **other}:
+        if first.get(name) != other.get(name):
+            values = f"{first.get(name)} on node 0 and {other.get(name)} on node {node}"
+            return f"{name} must be the same on all nodes; got {values}"
+    return ""
+
+
+def send(connection: socket.socket, message: Any) -> None:
+    data = json.dumps(message).encode()
+    connection.sendall(str(len(data)).rjust(HEADER).encode() + data)
+
+
+def receive(connection: socket.socket) -> Any:
+    """The next message; None if the node has closed the connection without failing. Raises OSError or ValueError."""
+    length = int(connection.recv(HEADER, socket.MSG_WAITALL))
+    return json.loads(connection.recv(length, socket.MSG_WAITALL)) if length else None
+
+
 @contextlib.contextmanager
 def joined(machine: Machine, timeout: int) -> Iterator[Connections]:
-    """Within the block, this node is connected with the others. On one node and in Slurm, there are no connections.
+    """Within the block, this node is connected with the others. On one node, there are no connections.
 
     Args:
         timeout: seconds to wait for the others.
@@ -83,7 +143,7 @@ def joined(machine: Machine, timeout: int) -> Iterator[Connections]:
     """
     with contextlib.ExitStack() as stack:
         sockets: Dict[int, socket.socket] = {}
-        if machine.nodes > 1 and not machine.in_slurm_job():
+        if machine.nodes > 1:
             connect = wait_for_first if machine.node_rank else wait_for_others
             sockets = connect(machine, time.monotonic() + timeout, timeout, stack)
         connections = Connections(machine, sockets)
@@ -118,9 +178,9 @@ def wait_for_others(
                 f"node {names} must connect to {machine.master} within {timeout} s (recipe.node_timeout), but did not; "
                 "its own messages name the cause"
             ) from error
-        with contextlib.suppress(OSError, ValueError):  # another program
+        with contextlib.suppress(OSError, ValueError, TypeError):  # another program
             connection.settimeout(5)
-            node = int(connection.recv(5, socket.MSG_WAITALL))
+            node = receive(connection)
             connection.settimeout(None)
             if node in missing:
                 sockets[node] = connection
@@ -145,6 +205,6 @@ def wait_for_first(
             continue
         if connection.getsockname() != connection.getpeername():  # of a port on this machine that nobody listens to
             connection.settimeout(None)
-            connection.sendall(f"{machine.node_rank:>5}".encode())
+            send(connection, machine.node_rank)
             return {0: connection}
         connection.close()

@@ -119,13 +119,13 @@ def add_shared_options(parser: argparse.ArgumentParser, recipe: str, cfg: DictCo
     text = "GPUs per node; with --device cpu, processes"
     text += "" if settings.gpus else f" (default: {default}; one process)"
     add_setting(group, cfg, "--gpus", "recipe.gpus", text, metavar="N", type=positive)
-    text = "number of nodes (default: 1, or those of the Slurm job); outside Slurm, start the command on each node "
-    text += "with --master and --node-rank"
+    text = "number of nodes (default: 1, or those of the Slurm job); start the command on each node with --master and "
+    text += "--node-rank, as recipes/slurm/run.sbatch does"
     group.add_argument("--nodes", metavar="N", type=positive, help=text)
     text = "host name and free port of the first node; nodes wait for each other for recipe.node_timeout seconds "
     text += f"({settings.node_timeout})"
     group.add_argument("--master", metavar="HOST:PORT", help=text)
-    group.add_argument("--node-rank", metavar="R", type=number, help="index of this node, from 0")
+    group.add_argument("--node-rank", metavar="R", type=number, help="index of this node, from 0 (default: SLURM_NODEID)")
     text = (
         "tokens per GPU and forward pass, padding included (default: the largest number up to "
         f"{cfg.dataset.max_tokens}, or more on GPUs with at least 48 GiB, that yields recipe.batch_tokens per update)"

@@ -25,13 +25,18 @@ POLL_SECONDS = 0.05
 #: environment variables with which torchrun and other launchers describe their processes to fairseq and torch. Those of
 #: a launcher around a recipe do not describe the processes of the recipe
 OUTER_JOB = re.compile("MASTER_ADDR|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|TORCHELASTIC_.*|PET_.*")
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 LIBC = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
 
 
 def _prepare(parent: int) -> None:
-    """In the child: ignore Ctrl-C, which the parent forwards, and die with the parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """In the child: ignore Ctrl-C and SIGUSR1, which the parent forwards as SIGTERM, and die with the parent.
+
+    A terminal sends the one, srun the other, to all processes.
+    """
+    for number in (signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
     if LIBC is not None:
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent died before the call
@@ -52,23 +57,25 @@ def start(command: Sequence[Any], **options: Any) -> "subprocess.Popen[Any]":
 
 
 @contextlib.contextmanager
-def forward_signals(
-    processes: Collection["subprocess.Popen[Any]"], stop_signal: signal.Signals = signal.SIGTERM
-) -> Iterator[List[int]]:
-    """Within the block, forward SIGINT and SIGTERM to the processes. Yields the list of received signals.
+def forward_signals(processes: Collection["subprocess.Popen[Any]"]) -> Iterator[List[int]]:
+    """Within the block, forward SIGINT, SIGTERM and SIGUSR1 as SIGTERM. Yields the list of received signals.
+
+    Slurm repeats signals, but a second one could interrupt a process while it saves: only the first SIGTERM or SIGUSR1
+    is forwarded.
 
     Args:
         processes: read when a signal arrives, so that later ones are included.
-        stop_signal: the signal that the processes get.
     """
     received: List[int] = []
 
     def forward(number: int, frame: Any) -> None:
+        is_repeated = bool(received) and number != signal.SIGINT
         received.append(number)
         for process in list(processes):
-            send(process, stop_signal)
+            if not is_repeated:
+                send(process)
 
-    earlier = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    earlier = {number: signal.signal(number, forward) for number in FORWARDED}
     try:
         yield received
     finally:
@@ -76,11 +83,11 @@ def forward_signals(
             signal.signal(number, handler)
 
 
-def send(process: "subprocess.Popen[Any]", number: signal.Signals) -> None:
-    """Send a signal. Unlike Popen.send_signal, do not reap the process: its resource usage is still to be read."""
+def send(process: "subprocess.Popen[Any]") -> None:
+    """Send SIGTERM. Unlike Popen.terminate, do not reap the process: its resource usage is still to be read."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, number)
+            os.kill(process.pid, signal.SIGTERM)
 
 
 def run_logged(
@@ -88,11 +95,10 @@ def run_logged(
     log: Optional[Path] = None,
     usage: Optional[Path] = None,
     about: Optional[Dict[str, Any]] = None,
-    stop_signal: signal.Signals = signal.SIGTERM,
     check: Callable[[], None] = lambda: None,
     **options: Any,
 ) -> int:
-    """Run a command and wait for its end. SIGINT and SIGTERM to this process are forwarded to it.
+    """Run a command and wait for its end. Signals to this process are forwarded to it.
 
     Args:
         command: program and arguments, converted to strings.
@@ -100,7 +106,6 @@ def run_logged(
             nothing is lost if this process is killed.
         usage: file for the measurements, see `Usage`. Needs `log`.
         about: further fields for the first of these lines.
-        stop_signal: the signal that the command gets when one is forwarded.
         check: called again and again if there is a log. If it raises a UserError, the command is stopped first. The
             error is ignored if a signal has stopped it already.
         options: for `subprocess.Popen`.
@@ -113,7 +118,7 @@ def run_logged(
     """
     processes: List[subprocess.Popen[Any]] = []
     with contextlib.ExitStack() as stack:
-        received = stack.enter_context(forward_signals(processes, stop_signal))
+        received = stack.enter_context(forward_signals(processes))
         shown: Optional[IO[bytes]] = None
         if log:
             options.update(stdout=stack.enter_context(open(log, "ab")), stderr=subprocess.STDOUT)
@@ -126,13 +131,13 @@ def run_logged(
         process = start(command, **options)
         processes.append(process)
         if received:  # before the process was in the list
-            send(process, stop_signal)
+            send(process)
         try:
             peak = _wait(process, shown, measured, check)
         except UserError as error:
             if not received:  # otherwise it is stopping: a second signal could interrupt it while it saves
                 logger.info("stopping: %s", error)
-                send(process, stop_signal)
+                send(process)
             peak = _wait(process, shown, measured, lambda: None)
             if not received:
                 raise

@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -185,8 +184,7 @@ def make(runs: Dict[str, List[str]], output: Path, jobs: int, gpus: int) -> List
     failed: List[str] = []
     environment = dict(os.environ)
     if jobs > 1:
-        for name in ("SLURM_JOB_ID", "MASTER_PORT"):  # so that each run has its own rendezvous port
-            environment.pop(name, None)
+        environment.pop("MASTER_PORT", None)  # each run has a port of its own
     shares = gpu_shares(jobs, gpus)
     share_of: Dict[str, str] = {}
     with forward_signals(running.values()) as received:
@@ -206,7 +204,7 @@ def make(runs: Dict[str, List[str]], output: Path, jobs: int, gpus: int) -> List
                 options = {"stdin": subprocess.DEVNULL, "stdout": stream, "stderr": stream}
                 running[name] = start(command, env=environment, **options)
             if received:
-                send(running[name], signal.SIGTERM)
+                send(running[name])
         return failed + wait_for(running, 0, received)
 
 

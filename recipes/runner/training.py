@@ -1,18 +1,20 @@
 """Training of a run with fairseq-train: in stages, resumed from the latest valid checkpoint."""
 
-import json
 import logging
 import os
 import shutil
 from pathlib import Path
-from typing import Callable, List
+from typing import Any, Dict, List
 
 from collab_fairseq.records import environment
 from fairseq_modern.errors import UserError
 from fairseq_modern.fault_tolerance.resuming import START, latest_valid_checkpoint
+from fairseq_modern.files import CHECKSUMS, damaged_files
 
 from .averaging import write_averages
+from .data import fingerprint
 from .machine import SET_BY_MACHINE
+from .nodes import Connections
 from .process import run_logged
 from .programs import tool
 from .recipe_run import Average, RecipeRun
@@ -24,11 +26,11 @@ logger = logging.getLogger("recipe")
 SAME_ON_ALL_NODES = ("gpus", "nodes", "max_tokens", "update_freq", "precision")
 
 
-def train(run: RecipeRun, check: Callable[[], None] = lambda: None) -> None:
+def train(run: RecipeRun, others: Connections) -> None:
     """Train all stages. Each is averaged before the next one removes its checkpoints.
 
     Args:
-        check: see `run_logged`.
+        others: the other nodes.
     """
     stages = run.stages()
     for number, average in enumerate(stages, start=1):
@@ -36,12 +38,12 @@ def train(run: RecipeRun, check: Callable[[], None] = lambda: None) -> None:
         if run.average_file(average).exists():
             logger.info("%s: already done", step)
             continue
-        train_stage(run, average, step, check)
+        train_stage(run, average, step, others)
         if average.stage:
             write_averages(run, average)
 
 
-def train_stage(run: RecipeRun, average: Average, step: str, check: Callable[[], None] = lambda: None) -> None:
+def train_stage(run: RecipeRun, average: Average, step: str, others: Connections) -> None:
     """Train up to the end of a stage, from the latest checkpoint if any. Messages begin with `step`."""
     run.checkpoints.mkdir(parents=True, exist_ok=True)
     log, usage = run.output / "train.log", run.output / "train.usage.jsonl"
@@ -59,24 +61,39 @@ def train_stage(run: RecipeRun, average: Average, step: str, check: Callable[[],
         # auto is fp16 or bf16, depending on the GPUs: the record lists the precision of each part
         machine = {**environment.hardware(), "threads": run.machine.threads, "device": run.machine.device}
         about = {"precision": run.machine.precision, "hardware": machine}
-        words, stop_signal = command(run, average, latest is not None), run.machine.stop_signal()
-        if run_logged(words, log, usage, about, stop_signal, check):
+        others.start(run.end(average), latest is not None, node_identity(run))
+        if run_logged(command(run, average, latest is not None), log, usage, about, check=others.check):
             raise UserError(f"training failed, see {log}; correct the cause, then resume with the same command")
     if average.stage:  # the record of a stage describes its own part of the training run
         for file in filter(Path.exists, (log, usage)):
             shutil.copy(file, run.output / file.name.replace("train", f"train{average.stage_suffix}", 1))
 
 
-def train_as_other_node(run: RecipeRun, check: Callable[[], None]) -> None:
+def train_as_other_node(run: RecipeRun, first: Connections) -> None:
     """Train on a node other than the first. The first node does everything else."""
     run.output.mkdir(parents=True, exist_ok=True)
-    for average in run.stages():
-        latest = latest_valid_checkpoint(str(run.checkpoints)) if run.checkpoints.is_dir() else None
-        if latest and latest.updates >= run.end(average):
-            continue
+    while stage := first.next_stage(lambda: node_identity(run, verify=True)):
+        average = next(average for average in run.stages() if run.end(average) == stage.end)
         log = run.output / f"train.node{run.machine.node_rank}.log"
-        if run_logged(command(run, average, latest is not None), log, check=check):
+        if run_logged(command(run, average, stage.resumes), log, check=first.check):
             raise UserError(f"training failed on this node, see {log}")
+
+
+def node_identity(run: RecipeRun, verify: bool = False) -> Dict[str, Any]:
+    """What must be the same on all nodes of a run: settings, batch, data.
+
+    Args:
+        verify: compare the data with their checksums; raises UserError.
+    """
+    try:
+        damaged = damaged_files(run.data) if verify else []
+        data = fingerprint(run.data)
+    except OSError as error:
+        raise UserError(f"{run.data / CHECKSUMS} cannot be read: {error.strerror or error}") from error
+    if damaged:
+        raise UserError(f"{run.data / damaged[0]} is missing, damaged or not listed in {CHECKSUMS}")
+    machine = {name: getattr(run.machine, name) for name in SAME_ON_ALL_NODES}
+    return {**identity(run.cfg), "stages": [run.end(average) for average in run.stages()], **machine, "data": data}
 
 
 def command(run: RecipeRun, average: Average, resumes: bool = False) -> List[str]:
@@ -96,10 +113,6 @@ def command(run: RecipeRun, average: Average, resumes: bool = False) -> List[str
         section, _, key = name.partition(".")
         cfg[section].pop(key, None)
     launch = machine.launch()
-    if machine.nodes > 1:
-        same = {name: getattr(machine, name) for name in SAME_ON_ALL_NODES}
-        same = {**identity(run.cfg), "optimization.max_update": run.end(average), **same}
-        launch += [str(Path(__file__).with_name("node.py")), json.dumps(same)]
     # explicit, because fairseq's own model runs without the --user-dir that turns fault tolerance on
     fault_tolerance = os.environ.get("FAIRSEQ_MODERN_FAULT_TOLERANCE", 1)
     environment = [f"OMP_NUM_THREADS={machine.threads_each}", f"FAIRSEQ_MODERN_FAULT_TOLERANCE={fault_tolerance}"]

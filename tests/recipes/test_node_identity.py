@@ -1,16 +1,17 @@
 """Nodes of one run are compared before they train."""
 
-import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from folders import write_checksums
+from runner import cli, training
+from runner.nodes import joined
 
-from tests.common import ROOT, free_port, run
+from fairseq_modern.errors import UserError
+from tests.common import ROOT, free_port
 
-NODE = ROOT / "recipes" / "runner" / "node.py"
-SETTINGS = {"common.seed": 1, "max_tokens": 2000}
+TOY = ROOT / "recipes" / "toy" / "run.sh"
 
 
 @pytest.fixture
@@ -23,43 +24,62 @@ def data(tmp_path):
     return folder
 
 
-def start(nodes, tmp_path):
-    """Start node.py on several nodes: (settings, data) of each. The first process hosts the store, as torchrun does."""
-    program = tmp_path / "fairseq-train"
-    program.write_text("import os, sys; print(os.environ['RANK'], *sys.argv[2:])")
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "LOCAL_RANK": "0"}
-    common.update({"WORLD_SIZE": str(len(nodes)), "GROUP_WORLD_SIZE": str(len(nodes))})
+@pytest.fixture
+def start(tmp_path):
+    """A function that starts two nodes, with data and options for each; returns what the second one would train, and
+    the error messages of both."""
 
-    def node(rank):
-        settings, data = nodes[rank]
-        words = [json.dumps(settings), program, data / "data-bin", "--cpu"]
-        env = {**common, "RANK": str(rank), "GROUP_RANK": str(rank)}
-        return run("python", NODE, *words, env=env, check=False, timeout=60)
+    def start(*nodes):
+        master = ["--nodes", "2", "--gpus", "1", "--device", "cpu", "--master", f"127.0.0.1:{free_port()}"]
+        runs = []
+        for rank, (data, *words) in enumerate(nodes):
+            argv = [*master, "--node-rank", str(rank), "--data", str(data), "--output", str(tmp_path / "run"), *words]
+            runs.append(cli.plan_run(TOY, argv, *cli.read_run(TOY, argv)))
 
-    with ThreadPoolExecutor(len(nodes)) as threads:
-        return list(threads.map(node, range(len(nodes))))
+        def node(run):
+            try:
+                with joined(run.machine, 60) as others:
+                    if run.machine.node_rank:
+                        stage = others.next_stage(lambda: training.node_identity(run, verify=True))
+                        assert others.next_stage(None) is None
+                        return (stage.end, stage.resumes, run.machine.torchrun_port), None
+                    others.start(run.updates, True, training.node_identity(run))
+                    return (run.updates, True, run.machine.torchrun_port), None
+            except UserError as error:
+                return None, str(error)
+
+        with ThreadPoolExecutor(2) as threads:
+            return tuple(zip(*threads.map(node, runs), strict=True))
+
+    return start
 
 
-def test_equal_nodes_train(data, tmp_path):
+def test_equal_nodes_train(data, start, tmp_path):
     moved = shutil.copytree(data, tmp_path / "local" / "data")
-    done = start([(SETTINGS, data), (SETTINGS, moved)], tmp_path)
-    assert [(each.returncode, each.stdout) for each in done] == [(0, "0 --cpu\n"), (0, "1 --cpu\n")]
+    stages, errors = start([data], [moved])
+    assert errors == (None, None)
+    assert stages[0] == stages[1]
 
 
-@pytest.mark.parametrize("case", ["seed", "damaged", "other"])
-def test_different_nodes_do_not_train(case, data, tmp_path):
-    settings, copied = dict(SETTINGS), shutil.copytree(data, tmp_path / "copied")
-    file = copied / "data-bin" / "train.en-de.en.bin"
+@pytest.mark.parametrize("case", ["seed", "stages", "dictionary", "damaged", "no checksums"])
+def test_different_nodes_do_not_train(case, data, start, tmp_path):
+    words, copied = [], shutil.copytree(data, tmp_path / "copied")
+    file = copied / "data-bin" / "dict.en.txt"
     message = f"node 1: {file} is missing, damaged or not listed in SHA256SUMS"
     if case == "seed":
-        settings["common.seed"] = 2
+        words = ["--seed", "2"]
         message = "common.seed must be the same on all nodes; got 1 on node 0 and 2 on node 1"
+    elif case == "stages":
+        words = ["--stages", "2"]
+        message = "stages must be the same on all nodes; got [1500] on node 0 and [750, 1500] on node 1"
+    elif case == "no checksums":
+        (copied / "SHA256SUMS").unlink()
+        message = f"node 1: {copied}/SHA256SUMS cannot be read: No such file or directory"
     else:
         file.write_text("another")
-    if case == "other":
+    if case == "dictionary":
         (copied / "SHA256SUMS").unlink()
         write_checksums(copied)
         message = "data must be the same on all nodes; got "
-    done = start([(SETTINGS, data), (settings, copied)], tmp_path)
-    assert [(each.returncode, each.stdout) for each in done] == [(1, ""), (1, "")]
-    assert all(f"fairseq-train: error: {message}" in each.stderr for each in done)
+    _, errors = start([data], [copied, *words])
+    assert all(error.startswith(message) for error in errors)

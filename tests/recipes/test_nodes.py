@@ -1,8 +1,9 @@
-"""Runners of several nodes outside Slurm: they wait for each other, and the failure of one ends the others."""
+"""Runners of several nodes: they wait for each other, and the failure of one ends the others."""
 
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -42,7 +43,7 @@ def test_a_node_that_ends_while_the_first_one_prepares_is_an_error():
     thread = threading.Thread(target=fail)
     thread.start()
     with pytest.raises(UserError, match=r"node 0 \(127.0.0.1\) has failed"), joined(second, 60) as others:
-        others.start()
+        others.next_stage(dict)
     thread.join(60)
 
 
@@ -50,19 +51,28 @@ def test_a_node_that_ends_while_the_first_one_prepares_is_an_error():
 @pytest.mark.parametrize("failing", [0, 2])
 def test_the_failure_of_a_node_ends_all_others(failing, ending):
     """Also a third node, whose only connection is to the first one. Control: a node that has finished or stopped."""
-    nodes, errors, together = machines(3), {}, threading.Barrier(3)
+    nodes, stages, errors, together = machines(3), [], {}, threading.Barrier(3)
+
+    def has_ended(connection):
+        try:
+            return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+        except BlockingIOError:
+            return False
 
     def node(machine):
         rank = machine.node_rank
         try:
             with joined(machine, 60) as others:
-                others.start()
+                if rank:
+                    stages.append(others.next_stage(dict))
+                else:
+                    others.start(40, False, {})
                 together.wait(60)
                 others.check()  # nobody has ended
                 together.wait(60)
                 if rank == failing and ending:
                     raise ending
-                while rank != failing and (0 if rank else 2) in others.sockets:
+                while rank != failing and not has_ended(others.sockets[0 if rank else 2]):
                     others.check()
         except BaseException as error:
             errors[rank] = error
@@ -74,6 +84,7 @@ def test_the_failure_of_a_node_ends_all_others(failing, ending):
     for thread in threads:
         thread.join(60)
     assert len({machine.torchrun_port for machine in nodes}) == 1
+    assert [(stage.end, stage.resumes) for stage in stages] == [(40, False)] * 2
     assert errors.pop(failing, None) is ending
     expected = {rank for rank in range(3) if rank != failing} if is_failure else set()
     assert set(errors) == expected

@@ -6,10 +6,10 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 
 import pytest
 from runner import evaluation
-from runner.machine import START_ON_NODE
 
 from collab_fairseq import checkpoints
 from collab_fairseq.records.rows import load_run
@@ -128,18 +128,21 @@ def slurm(tmp_path, monkeypatch):
     return tmp_path / "slurm.log"
 
 
-@pytest.mark.parametrize(
-    ("variable", "cores"), [("SLURM_CPUS_PER_TASK", 6), ("SLURM_CPUS_ON_NODE", 5), ("OMP_NUM_THREADS", 3)]
-)
-def test_srun_gives_each_node_all_its_cores(slurm, variable, cores, tmp_path):
+@pytest.mark.parametrize(("variable", "cores"), [("SLURM_CPUS_PER_TASK", 6), ("SLURM_CPUS_ON_NODE", 5)])
+def test_srun_starts_one_runner_per_node_with_all_its_cores(slurm, variable, cores, tmp_path):
     unset = {"SLURM_CPUS_PER_TASK": "", "SLURM_CPUS_ON_NODE": ""}
-    variables = {"OMP_NUM_THREADS": "3", **unset, variable: str(cores)}
-    flags = ["--gpus", 1, "--output", tmp_path / "run", "--dry-run"]
-    done = run("bash", WMT14 / "train.sh", *flags, env=variables).stdout
-    assert f" srun --nodes 2 --ntasks 2 --ntasks-per-node 1 --kill-on-bad-exit=1 --cpus-per-task {cores} " in done
-    assert done.startswith("env OMP_NUM_THREADS=3 FAIRSEQ_MODERN_FAULT_TOLERANCE=1 TORCH_ELASTIC_SHUTDOWN_TIMEOUT=100 ")
+    job = {"OMP_NUM_THREADS": "3", **unset, variable: str(cores)}
+    words = ["wmt14_en_de", "--output", tmp_path / "run", "--dry-run"]
+    done = run("bash", RECIPES / "slurm" / "run.sbatch", *words, env=job).stdout
+    _, srun = slurm.read_text().splitlines()
+    flags = f"--nodes 2 --ntasks 2 --ntasks-per-node 1 --cpus-per-task {cores} --kill-on-bad-exit=1 --wait=0"
+    assert srun.startswith(f"srun {flags} {WMT14 / 'run.sh'} --gpus 1 --nodes 2 --output ")
     port = 20000 + int(os.environ["SLURM_JOB_ID"]) % 10000
-    assert f" --master_addr 127.0.0.1 --master_port {port} " in done
+    assert srun.endswith(f" --dry-run --master 127.0.0.1:{port}")
+    for rank in (0, 1):
+        launch = f" --nnodes 2 --master_addr 127.0.0.1 --master_port {port} --node_rank {rank} "
+        assert sum(launch in line for line in done.splitlines()) == 3  # stages
+    assert done.count("env OMP_NUM_THREADS=3 FAIRSEQ_MODERN_FAULT_TOLERANCE=1 TORCH_ELASTIC_SHUTDOWN_TIMEOUT=100 ") == 6
 
 
 def test_job_with_gpus_that_torch_does_not_see_is_rejected(slurm, tmp_path):
@@ -178,7 +181,7 @@ def test_only_the_signal_before_the_time_limit_requeues_a_job(slurm, number, req
     script = recipe / "run.sh"
     script.write_text("#!/bin/bash\ntrap 'exit 75' TERM\ntouch started\nwhile true; do sleep 0.02; done\n")
     script.chmod(0o755)
-    job = {**os.environ, "SLURM_SUBMIT_DIR": str(tmp_path), "BASH_ENV": str(tmp_path / "delay")}
+    job = {**os.environ, "SLURM_JOB_NUM_NODES": "1", "SLURM_SUBMIT_DIR": str(tmp_path), "BASH_ENV": str(tmp_path / "delay")}
     command = ["bash", str(RECIPES / "slurm" / "run.sbatch"), "waiting"]
     process = subprocess.Popen(command, env=job, cwd=tmp_path)
     forked.wait_for((tmp_path / "started").exists, process)
@@ -194,20 +197,17 @@ def test_only_the_signal_before_the_time_limit_requeues_a_job(slurm, number, req
 )
 def test_signals_to_a_node_become_one_sigterm_to_torchrun(stop, tmp_path):
     """srun forwards SIGUSR1 to all processes of a node; scancel may send SIGTERM to the first one alone."""
-    torchrun = tmp_path / "torchrun"
-    waiting = "while true; do sleep 0.02; done"
-    torchrun.write_text(
-        f"#!/bin/bash\ntrap 'echo saved; exit 75' TERM\necho $*; ({waiting}) & touch started\n{waiting}\n"
-    )
+    torchrun, waiting = tmp_path / "torchrun", "while true; do sleep 0.02; done"
+    torchrun.write_text(f"#!/bin/bash\ntrap 'echo saved; exit 75' TERM\n({waiting}) & touch started\n{waiting}\n")
     torchrun.chmod(0o755)
-    command = ["bash", "-c", START_ON_NODE, "torchrun", torchrun, "-m", "module", "--nproc_per_node", "2"]
-    job = {**os.environ, "SLURM_NODEID": "1"}
-    node = subprocess.Popen(command, env=job, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    program = f"from runner.process import run_logged; run_logged([{str(torchrun)!r}])"
+    options = {"env": {**os.environ, "PYTHONPATH": str(RECIPES)}, "stdout": subprocess.PIPE, "text": True}
+    node = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, start_new_session=True, **options)
     forked.wait_for((tmp_path / "started").exists, node)
     stop(node.pid)
     assert node.wait(timeout=20) == 75
     os.killpg(node.pid, signal.SIGTERM)  # the child is still there
-    assert node.stdout.read() == "-m module --node_rank 1 --nproc_per_node 2\nsaved\n"
+    assert node.stdout.read() == "saved\n"
 
 
 def test_job_must_be_submitted_from_the_repository(tmp_path):
@@ -246,9 +246,9 @@ def test_the_eight_runs_of_the_paper_can_be_submitted(tmp_path):
     assert all(line.startswith(prefix) for line, prefix in zip(lines, expected, strict=True))
 
 
-def test_nodes_outside_slurm_need_an_address(tmp_path):
+def test_nodes_need_an_address(tmp_path):
     flags = ["--config", WMT14 / "rehearsal.yaml", "--output", tmp_path / "run", "--nodes", 2, "--gpus", 1, "--dry-run"]
     done = run("bash", WMT14 / "train.sh", *flags, check=False)
-    assert "--nodes 2 outside Slurm needs --master HOST:PORT" in done.stderr
+    assert "--nodes 2 needs --master HOST:PORT" in done.stderr
     command = run("bash", WMT14 / "train.sh", *flags, "--master", "first:1234", "--node-rank", 1).stdout
     assert "--nproc_per_node 1 --nnodes 2 --master_addr first --master_port 1234 --node_rank 1" in command
