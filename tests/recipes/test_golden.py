@@ -2,7 +2,8 @@
 
 golden/commands.txt has the training commands of some runs of every recipe as differences from the first one, their
 settings of decoding, and the commands of data preparation. golden/digests.txt has a checksum of the training commands
-of every run and every variant on several machines. To renew both files after an intended change, and review it:
+and of the identity of every run and every variant on several machines. To renew both files after an intended change,
+and review it:
 
     PYTHONPATH=.:data_prep:recipes python -m tests.recipes.test_golden && git diff tests/recipes/golden
 """
@@ -18,7 +19,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
 from unittest import mock
 
 import data_set
@@ -154,17 +155,26 @@ def short_list(recipe: str) -> str:
         cfg = settings_of(recipe, ["--config", config] if config else [])
         words = flags(cfg, "task", *DECODING_SECTIONS)
         text.append(f"# {recipe} {config}: {shlex.join(words)} --max-tokens {cfg.recipe.decoding_tokens}")
-        text.append(f"# identity: {hashlib.sha256(repr(sorted(settings.identity(cfg).items())).encode()).hexdigest()}")
+        text.append(f"# identity: {digest(identity(cfg))}")
     return "\n".join(text) + "\n"
 
 
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def identity(cfg: Any) -> str:
+    return repr(sorted(settings.identity(cfg).items()))
+
+
 def digests(recipe: str) -> str:
-    """The lines of a recipe in golden/digests.txt."""
+    """The lines of a recipe in golden/digests.txt: options, digests of identity and commands."""
     lines: Dict[str, List[str]] = {}
     for options, machine, _ in cases(recipe):
-        text = "\n".join(commands(recipe, [*options, *machine.split()]))
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        lines.setdefault(f"{recipe} {shlex.join(options)}", []).append(digest[:16])
+        name = f"{recipe} {shlex.join(options)}"
+        if name not in lines:
+            lines[name] = [digest(identity(settings_of(recipe, options)))]
+        lines[name].append(digest("\n".join(commands(recipe, [*options, *machine.split()]))))
     return "".join(f"{name}: {' '.join(each)}\n" for name, each in lines.items())
 
 
