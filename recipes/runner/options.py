@@ -125,7 +125,9 @@ def add_shared_options(parser: argparse.ArgumentParser, recipe: str, cfg: DictCo
     text = "host name and free port of the first node; nodes wait for each other for recipe.node_timeout seconds "
     text += f"({settings.node_timeout})"
     group.add_argument("--master", metavar="HOST:PORT", help=text)
-    group.add_argument("--node-rank", metavar="R", type=number, help="index of this node, from 0 (default: SLURM_NODEID)")
+    group.add_argument(
+        "--node-rank", metavar="R", type=number, help="index of this node, from 0 (default: SLURM_NODEID)"
+    )
     text = (
         "tokens per GPU and forward pass, padding included (default: the largest number up to "
         f"{cfg.dataset.max_tokens}, or more on GPUs with at least 48 GiB, that yields recipe.batch_tokens per update)"

@@ -181,7 +181,12 @@ def test_only_the_signal_before_the_time_limit_requeues_a_job(slurm, number, req
     script = recipe / "run.sh"
     script.write_text("#!/bin/bash\ntrap 'exit 75' TERM\ntouch started\nwhile true; do sleep 0.02; done\n")
     script.chmod(0o755)
-    job = {**os.environ, "SLURM_JOB_NUM_NODES": "1", "SLURM_SUBMIT_DIR": str(tmp_path), "BASH_ENV": str(tmp_path / "delay")}
+    job = {
+        **os.environ,
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_SUBMIT_DIR": str(tmp_path),
+        "BASH_ENV": str(tmp_path / "delay"),
+    }
     command = ["bash", str(RECIPES / "slurm" / "run.sbatch"), "waiting"]
     process = subprocess.Popen(command, env=job, cwd=tmp_path)
     forked.wait_for((tmp_path / "started").exists, process)
