@@ -7,8 +7,8 @@
     collab heads gates        heads closed by stochastic gates; removal of these heads
     collab heads roles        confidence, position, rare words, syntax and relevance
 
-Checkpoints are those of fairseq's transformer and of transformer_collab; redundancy, importance and
-ablate also take Hugging Face model folders. Head names follow Michel et al. (2019): E:1:3,5 means
+Checkpoints are those of fairseq's transformer and of transformer_collab; redundancy, importance,
+ablate and prune also take Hugging Face model folders. Head names follow Michel et al. (2019): E:1:3,5 means
 heads 3 and 5 of the first encoder layer; A is encoder-decoder attention and D decoder
 self-attention. --json writes the results to a record and --figure draws them. The same command with
 the same --json resumes an interrupted analysis.
@@ -66,10 +66,11 @@ Measure BLEU and loss as the least important heads are masked, or remove heads (
     collab heads prune checkpoints/checkpoint{1,2,5,10}.pt --reference test=test.de
     collab heads prune averaged.pt --remove 40 --output pruned.pt
     collab heads prune averaged.pt --remove 'E:1:3,5 A:2:1' --output pruned.pt
+    collab heads prune my-bert --text mnli.jsonl --fields premise,hypothesis --random-orders 3
 
-Importance is computed on --split as by `collab heads importance`, or read from its record. It is
-normalised per layer, as in the paper, unless --ranking raw. Each of several checkpoints has its own
-curve.
+Importance is computed on --split or --text as by `collab heads importance`, or read from its record.
+It is normalised per layer, as in the paper, unless --ranking raw. Each of several checkpoints has its
+own curve; --random-orders adds curves for comparison. Classifiers are evaluated by accuracy.
 
 --remove takes a percentage of the heads or their names, and writes a smaller checkpoint that is
 equivalent to the model with these heads masked. fairseq-generate and the other tools load it with
@@ -128,7 +129,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_labelled_text(command)
 
     command = parsers["prune"]
-    _add_model(command, nargs="+")
+    _add_model(command, nargs="+", also=OR_FOLDER)
     _add_split(command)
     _add_importance(command)
     _add_tests(command)
@@ -136,10 +137,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "importance by which heads are ranked (default: normalised)"
     command.add_argument("--ranking", choices=("normalised", "raw"), default="normalised", help=text)
     command.add_argument("--by-site", action="store_true", help="also prune each attention site separately")
+    text = "also prune in N random orders, those of the seeds 1 to N (default: 0)"
+    command.add_argument("--random-orders", type=int, default=0, metavar="N", help=text)
     text = "instead of measuring, remove this percentage of the heads, the least important, or these heads"
     command.add_argument("--remove", metavar="PERCENT|HEADS", help=text)
     _add_output(command, "draw the curves")
     _add_checkpoint_output(command, "smaller checkpoint that --remove writes, a new file")
+    _add_labelled_text(command)
 
     command = parsers["gates"]
     command.add_argument("checkpoint", metavar="CHECKPOINT", help="checkpoint trained with --head-gates")
@@ -195,7 +199,7 @@ def _add_labelled_text(parser: argparse.ArgumentParser) -> None:
 
 def _add_output(parser: argparse.ArgumentParser, figure: str) -> None:
     parser.add_argument("--json", metavar="FILE", help="write the record; an existing record is resumed")
-    parser.add_argument("--figure", metavar="FILE", help=f"{figure} (.svg or .png)")
+    parser.add_argument("--figure", metavar="FILE", help=f"{figure} (.svg, .png or .pdf)")
 
 
 def _add_checkpoint_output(parser: argparse.ArgumentParser, text: str) -> None:

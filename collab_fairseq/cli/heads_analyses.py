@@ -4,7 +4,7 @@ import argparse
 import os
 import sys
 from functools import partial
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Tuple
 
 from collab_fairseq import checkpoints
 from collab_fairseq.heads import ablation, attention_hooks, huggingface, pruning, removal
@@ -91,20 +91,47 @@ def prune(args: argparse.Namespace) -> None:
         reject_flags(args, ("empty_layers",), "needs --remove")
         _measure_pruning(args)
     else:
-        measurement = ("reference", "beam", "lenpen", "by_site", "json", "figure")
+        measurement = ("reference", "beam", "lenpen", "by_site", "random_orders", "json", "figure", *HUGGINGFACE_FLAGS)
         reject_flags(args, measurement, "applies to measurements and not to --remove")
+        if os.path.isdir(args.checkpoint[0]):
+            raise UserError(f"--remove needs a fairseq checkpoint; got the folder {args.checkpoint[0]}")
         _remove(args)
 
 
 def _measure_pruning(args: argparse.Namespace) -> None:
-    sites = attention_hooks.parse_sites(args.sites)
-    tests = _tests(args)
     names = [os.path.basename(path) for path in args.checkpoint]
     if len(set(names)) < len(names):
         raise UserError(f"several checkpoints must have different file names; got {', '.join(names)}")
-    groups = {"_".join(sites): sites}
-    if args.by_site:
-        groups.update({site: [site] for site in sites})
+    if _is_huggingface(args):
+        record, curves = _prune_huggingface(args)
+        splits = ["text"]
+    else:
+        record, curves = _prune_fairseq(args, names)
+        splits = [split for split, _ in args.reference]
+    _show(args, pruning.report(record.parts, curves, splits), partial(pruning.draw, record.content))
+
+
+def _prune_huggingface(args: argparse.Namespace) -> Tuple[Record, List[str]]:
+    """The record, and the names of its curves."""
+    loaded = _load_huggingface(args)
+    settings = {**_labelled_text_settings(args), "ranking": args.ranking, "loss": "text"}
+    search = {"beam": args.beam, "lenpen": args.lenpen}
+    if huggingface.translates(loaded.model):
+        settings.update(search=search, p=METHOD)
+    else:
+        reject_flags(args, ("beam", "lenpen"), "applies to translation models; this model is a classifier")
+    if args.importance:
+        settings["importance"] = checkpoints.file_setting(args.importance)
+    record = _record(args, "prune", settings, loaded.model.device)
+    ranks = record.part("importance", partial(_ranks, args, lambda: huggingface.importance(loaded)))
+    orders = _orders(args, ranks)
+    huggingface.prune(loaded, orders, record, **search)
+    return record, list(orders)
+
+
+def _prune_fairseq(args: argparse.Namespace, names: List[str]) -> Tuple[Record, List[str]]:
+    """The record, and the names of its curves."""
+    tests = _tests(args)
     record: Any = None
     curves = []
     for path, name in zip(args.checkpoint, names, strict=True):
@@ -120,20 +147,34 @@ def _measure_pruning(args: argparse.Namespace) -> None:
             record = _record(args, "prune", settings, trained.device)
         prefix = f"{name}/" if len(names) > 1 else ""
         with record.within(prefix):
-            ranks = record.part("importance", partial(_importance, args, trained))
-            for group, group_sites in groups.items():
-                pruning.prune(trained, ranks, record, group, sites=group_sites, tests=tests, loss_split=args.split)
-                curves.append(prefix + group)
-    report = pruning.report(record.parts, curves, [test.split for test in tests])
-    _show(args, report, partial(pruning.draw, record.content))
+            orders = _orders(args, record.part("importance", partial(_importance, args, trained)))
+            pruning.prune(trained, orders, record, tests=tests, loss_split=args.split)
+            curves += [prefix + order for order in orders]
+    return record, curves
+
+
+def _orders(args: argparse.Namespace, ranks: Dict[str, float]) -> Dict[str, List[str]]:
+    """Name of a curve → heads in the order in which they are masked."""
+    sites = attention_hooks.parse_sites(args.sites)
+    groups = {"_".join(sites): sites}
+    if args.by_site:
+        groups.update({site: [site] for site in sites})
+    orders = {group: pruning.by_ascending_importance(ranks, group_sites) for group, group_sites in groups.items()}
+    if not any(orders.values()):
+        raise UserError(f"--sites must name at least one site of the model's heads; got {args.sites}")
+    random_orders = pruning.random_orders(orders["_".join(sites)], args.random_orders)
+    return {**{group: order for group, order in orders.items() if order}, **random_orders}
 
 
 def _importance(args: argparse.Namespace, trained: TrainedModel) -> Dict[str, float]:
-    """Head → importance: read from --importance, or computed."""
+    """Head → importance: read from --importance, or computed on --split."""
+    return _ranks(args, lambda: head_importance.importance(trained, args.split, **_text_options(args)))
+
+
+def _ranks(args: argparse.Namespace, compute: Callable[[], Dict[str, Any]]) -> Dict[str, float]:
     if args.importance:
         return head_importance.read(args.importance, args.ranking, args.checkpoint[0])
-    heads = head_importance.importance(trained, args.split, **_text_options(args))["heads"]
-    return {head: values[args.ranking] for head, values in heads.items()}
+    return {head: values[args.ranking] for head, values in compute()["heads"].items()}
 
 
 def _remove(args: argparse.Namespace) -> None:
@@ -191,12 +232,16 @@ def roles(args: argparse.Namespace) -> None:
 
 def _is_huggingface(args: argparse.Namespace) -> bool:
     """Whether CHECKPOINT is a Hugging Face model folder; flags of the other format raise a UserError."""
-    if not os.path.isdir(args.checkpoint):
-        reject_flags(args, HUGGINGFACE_FLAGS, f"needs a Hugging Face model folder; {args.checkpoint} is not a folder")
+    folders = [path for path in args.checkpoints if os.path.isdir(path)]
+    if not folders:
+        path = args.checkpoints[0]
+        reject_flags(args, HUGGINGFACE_FLAGS, f"needs a Hugging Face model folder; {path} is not a folder")
         return False
+    if len(args.checkpoints) > 1:
+        raise UserError(f"a Hugging Face model must be the only model; got {', '.join(args.checkpoints)}")
     if args.text is None:
         raise UserError(
-            f"{args.checkpoint} is a folder: a Hugging Face model needs --text FILE.jsonl; a fairseq model is passed "
+            f"{folders[0]} is a folder: a Hugging Face model needs --text FILE.jsonl; a fairseq model is passed "
             "as its checkpoint file, such as model.pt"
         )
     reject_flags(args, FAIRSEQ_FLAGS, "applies to fairseq checkpoints; Hugging Face model folders take --text")
@@ -210,7 +255,7 @@ def _load(args: argparse.Namespace, checkpoint: str) -> TrainedModel:
 
 def _load_huggingface(args: argparse.Namespace) -> huggingface.Loaded:
     return huggingface.load(
-        args.checkpoint,
+        args.checkpoints[0],
         args.text,
         args.fields.split(","),
         args.label,

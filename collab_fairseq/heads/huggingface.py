@@ -1,14 +1,17 @@
-"""Hugging Face models in redundancy, importance and ablation: sequence classifiers and Marian."""
+"""Hugging Face models in redundancy, importance, ablation and pruning: sequence classifiers and Marian."""
 
 import json
+import math
 import os
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from collections import Counter
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
 from collab_fairseq.attention.factors import HeadFactors
 from collab_fairseq.checkpoints import PathLike, check_finite
+from collab_fairseq.modules.heads import Heads
 from collab_fairseq.records.record import Record
 from collab_fairseq.scoring.references import read_lines, score_raw
 from collab_fairseq.scoring.text import base_language
@@ -17,6 +20,7 @@ from fairseq_modern.errors import UserError
 
 from .ablation import ablate_split, bleu_result, compare
 from .importance import Batch, measure
+from .pruning import PERCENTAGES, prune_in_order
 
 #: keyword arguments of the model for N examples, with ``labels``
 Inputs = Dict[str, Tensor]
@@ -185,26 +189,63 @@ def translations(loaded: Loaded, beam: int, lenpen: float) -> List[str]:
     return texts
 
 
-def ablate(loaded: Loaded, record: Record, *, beam: int = 5, lenpen: float = 1.0, **options: Any) -> None:
-    """:func:`.ablation.ablate_split` on the test set ``text``, by BLEU or by accuracy (:func:`compare_answers`)."""
-    model, labels = loaded.model, loaded.labels
+def evaluation(loaded: Loaded, beam: int = 5, lenpen: float = 1.0) -> Tuple[Callable[[], Any], Callable[..., Any]]:
+    """Two functions: one evaluates the model in its present state, by BLEU or by accuracy; the other compares results.
+
+    Raises:
+        UserError: the model predicts a number.
+    """
 
     def evaluate_translations() -> Dict[str, Any]:
         code = getattr(loaded.tokenizer, "target_lang", None) or ""
         language = SACREBLEU_CODES.get(base_language(code), code)
-        return bleu_result(score_raw(translations(loaded, beam, lenpen), labels, language, tokenised=False))
+        return bleu_result(score_raw(translations(loaded, beam, lenpen), loaded.labels, language, tokenised=False))
 
     def evaluate_classes() -> Dict[str, Any]:
-        predicted = predictions(model, loaded.batches)
-        correct = [prediction == label for prediction, label in zip(predicted, labels, strict=True)]
-        return {"score": 100 * sum(correct) / len(correct), "right": "".join("01"[one] for one in correct)}
+        predicted = predictions(loaded.model, loaded.batches)
+        correct = [prediction == label for prediction, label in zip(predicted, loaded.labels, strict=True)]
+        constant = 100 * max(Counter(loaded.labels).values()) / len(correct)
+        right = "".join("01"[one] for one in correct)
+        return {"score": 100 * sum(correct) / len(correct), "right": right, "constant": constant}
 
-    if translates(model):
-        ablate_split(record, "text", loaded.layers, evaluate_translations, compare, **options)
-    elif model.config.num_labels == 1:
-        raise UserError(f"accuracy needs a model with at least two classes; {model.name_or_path} predicts a number")
-    else:
-        ablate_split(record, "text", loaded.layers, evaluate_classes, compare_answers, **options)
+    if translates(loaded.model):
+        return evaluate_translations, compare
+    if loaded.model.config.num_labels == 1:
+        raise UserError(f"accuracy needs a model with at least two classes; {loaded.model.name_or_path} has one output")
+    return evaluate_classes, compare_answers
+
+
+@torch.no_grad()
+def loss(loaded: Loaded) -> float:
+    """Mean loss per example or target token, in bits."""
+    batches = [batch_of(loaded.model, inputs) for inputs in loaded.batches]
+    return sum(float(batch.loss()) for batch in batches) / sum(batch.target_tokens for batch in batches) / math.log(2)
+
+
+def ablate(loaded: Loaded, record: Record, *, beam: int = 5, lenpen: float = 1.0, **options: Any) -> None:
+    """:func:`.ablation.ablate_split` on the test set ``text`` (:func:`evaluation`)."""
+    ablate_split(record, "text", loaded.layers, *evaluation(loaded, beam, lenpen), **options)
+
+
+def prune(
+    loaded: Loaded,
+    orders: Mapping[str, Sequence[str]],
+    record: Record,
+    *,
+    beam: int = 5,
+    lenpen: float = 1.0,
+    percentages: Sequence[int] = PERCENTAGES,
+) -> None:
+    """:func:`.pruning.prune_in_order` for every order, on the test set ``text`` (:func:`evaluation`)."""
+    evaluate, compare_results = evaluation(loaded, beam, lenpen)
+    baseline = record.part("whole/text", evaluate)
+
+    def measure(heads: Heads) -> Dict[str, Any]:
+        comparison = compare_results(evaluate() if heads else baseline, baseline)
+        return {"loss": loss(loaded), "tests": {"text": comparison}}
+
+    for name, order in orders.items():
+        prune_in_order(record, name, order, loaded.layers, measure, percentages)
 
 
 def compare_answers(system: Mapping[str, Any], baseline: Mapping[str, Any]) -> Dict[str, float]:

@@ -1,25 +1,26 @@
-"""Pruning curves: BLEU and loss as the least important heads are masked.
+"""Pruning curves: score and loss as the least important heads are masked.
 
 Michel, Levy, Neubig (2019), https://arxiv.org/abs/1905.10650, sections 4.2 and 5. Of N heads at the chosen sites, the
-⌈N·i/10⌉ least important ones are masked, for i = 0..9, without training between steps.
+⌈N·i/10⌉ least important ones are masked, for i = 0..9, without training between steps. Random orders are a control.
 """
 
 import logging
 import math
+import random
 from functools import partial
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.heads import LETTERS, Heads, describe, parse_heads
 from collab_fairseq.modules.settings import SITES
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.records import pages
-from collab_fairseq.records.drawing import drawing, look, other_look
+from collab_fairseq.records.drawing import COLOURS, drawing, look, other_look
 from collab_fairseq.records.record import Record
 from collab_fairseq.translation import TrainedModel, loss
 
-from .ablation import TestSet, compare, evaluate, with_all_heads
-from .attention_hooks import masked
+from .ablation import TestSet, compare, evaluate, metric, with_all_heads
+from .attention_hooks import Layers, masked
 from .figures import SITE_TITLES, names_of_tests
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,8 @@ PERCENTAGES = tuple(range(0, 100, 10))
 LEGEND_COLUMNS = 4
 #: percentage of heads masked → result
 Points = Dict[int, Dict[str, Any]]
+#: start of the names of curves in random order
+RANDOM = "random-"
 
 
 def by_ascending_importance(importance: Mapping[str, float], sites: Sequence[str]) -> List[str]:
@@ -42,40 +45,60 @@ def least_important(order: Sequence[str], percent: float) -> Heads:
     return parse_heads(" ".join(order[:number]))
 
 
+def random_orders(heads: Sequence[str], number: int) -> Dict[str, List[str]]:
+    """``random-1``, … → the heads in random order, with the number as seed."""
+    return {f"{RANDOM}{seed}": random.Random(seed).sample(sorted(heads), len(heads)) for seed in range(1, number + 1)}
+
+
 def prune(
     trained: TrainedModel,
-    importance: Mapping[str, float],
+    orders: Mapping[str, Sequence[str]],
     record: Record,
-    name: str,
     *,
-    sites: Sequence[str],
     tests: Sequence[TestSet],
     loss_split: str,
     percentages: Sequence[int] = PERCENTAGES,
 ) -> None:
-    """Add ``NAME/PERCENT`` to the record: masked ``heads``, heads ``left``, losses, and ``tests`` by split.
-
-    Args:
-        importance: head → importance. loss_split: split on which the loss is computed.
-    """
-    order = by_ascending_importance(importance, sites)
+    """:func:`prune_in_order` for every order, with the loss on ``loss_split`` and the BLEU of all test sets."""
+    baselines = {test.split: with_all_heads(trained, test, record) for test in tests}
 
     def measure(heads: Heads) -> Dict[str, Any]:
-        with masked(attention_layers(trained.model), heads):
-            mean = loss(trained, loss_split, max_tokens=tests[0].search.get("max_tokens", 4000))
+        mean = loss(trained, loss_split, max_tokens=tests[0].search.get("max_tokens", 4000))
         scores = {}
         for test in tests:
-            baseline = with_all_heads(trained, test, record)
-            system = evaluate(trained, test, heads) if heads else baseline
-            scores[test.split] = compare(system, baseline)
-        left = len(order) - sum(map(len, heads.values()))
-        losses = {"loss": mean.loss, "nll_loss": mean.nll_loss}
-        return {"heads": describe(heads), "left": left, **losses, "tests": scores}
+            baseline = baselines[test.split]
+            scores[test.split] = compare(evaluate(trained, test) if heads else baseline, baseline)
+        return {"loss": mean.loss, "nll_loss": mean.nll_loss, "tests": scores}
+
+    for name, order in orders.items():
+        prune_in_order(record, name, order, attention_layers(trained.model), measure, percentages)
+
+
+def prune_in_order(
+    record: Record,
+    name: str,
+    order: Sequence[str],
+    layers: Layers,
+    measure: Callable[[Heads], Dict[str, Any]],
+    percentages: Sequence[int] = PERCENTAGES,
+) -> None:
+    """Add ``NAME/PERCENT`` to the record: masked ``heads``, heads ``left``, and what ``measure`` returns.
+
+    Args:
+        order: heads (``E:1:3``, …); the first ones are masked first.
+        measure: computes ``loss`` and ``tests``, split → comparison with all heads, of the model in its present state;
+            its argument names the masked heads.
+    """
+
+    def of_masked(heads: Heads) -> Dict[str, Any]:
+        with masked(layers, heads):
+            results = measure(heads)
+        return {"heads": describe(heads), "left": len(order) - sum(map(len, heads.values())), **results}
 
     for percent in percentages:
-        part = record.part(f"{name}/{percent}", partial(measure, least_important(order, percent)))
-        scores = ", ".join(f"{split} {test['bleu']:.2f}" for split, test in part["tests"].items())
-        logger.info("%s, %d %%, %d heads left: BLEU %s", name, percent, part["left"], scores)
+        part = record.part(f"{name}/{percent}", partial(of_masked, least_important(order, percent)))
+        scores = ", ".join(f"{split} {_score(test):.2f}" for split, test in part["tests"].items())
+        logger.info("%s, %d %%, %d heads left: %s", name, percent, part["left"], scores)
 
 
 def pruning_points(parts: Mapping[str, Any]) -> Dict[str, Points]:
@@ -91,21 +114,22 @@ def pruning_points(parts: Mapping[str, Any]) -> Dict[str, Points]:
 def report(parts: Mapping[str, Any], names: Sequence[str], splits: Sequence[str]) -> str:
     """Markdown table with a row for each name and percentage."""
     rows = [["curve", "pruned", "heads left", "loss"]]
-    for split in splits:
-        rows[0] += [f"BLEU {split}", "p"]
     curves = pruning_points(parts)
+    first = next(iter(curves[names[0]].values()))
+    for split in splits:
+        rows[0] += [f"{metric(first['tests'][split])} {split}", "p"]
     for name in names:
         for percent, point in curves[name].items():
             row = [name, f"{percent} %", str(point["left"]), f"{point['loss']:.3f}"]
             for split in splits:
                 score = point["tests"][split]
-                row += [f"{score['bleu']:.2f}", f"{score['p_value']:.3f}"]
+                row += [f"{_score(score):.2f}", f"{score['p_value']:.3f}"]
             rows.append(row)
     return pages.table(rows) + "\n"
 
 
 def draw(record: Mapping[str, Any], path: PathLike, model: str, compared: Sequence[Mapping[str, Any]] = ()) -> None:
-    """BLEU on each test set and the loss, against the percentage of heads pruned.
+    """The score on each test set and the loss, against the percentage of heads pruned.
 
     Args:
         model: its name, for the title. compared: records whose figures use the same axes.
@@ -113,20 +137,24 @@ def draw(record: Mapping[str, Any], path: PathLike, model: str, compared: Sequen
     curves = pruning_points(record["parts"])
     all_curves = [points for other in (record, *compared) for points in pruning_points(other["parts"]).values()]
     names = names_of_tests(record["settings"])
-    splits = list(next(iter(all_curves[0].values()))["tests"])
+    tests = next(iter(all_curves[0].values()))["tests"]
+    splits, name_of_score = list(tests), metric(next(iter(tests.values())))
     rankings = {"normalised": "importance normalised per layer", "raw": "raw importance"}
     ranking = rankings[record["settings"]["ranking"]]
     description = (
         f"Heads are masked in order of {ranking}, least important first, without training between "
-        "steps; one seed, no intervals. BLEU: higher is better; loss: lower is better."
+        f"steps; one seed, no intervals. {name_of_score}: higher is better; loss: lower is better."
     )
-    sentences = {test["split"]: test["sentences"] for test in record["settings"]["tests"]}
+    constant = {split: record["parts"].get(f"whole/{split}", {}).get("constant") for split in splits}
+    constant = {split: level for split, level in constant.items() if level is not None}
+    sentences = {test["split"]: test["sentences"] for test in record["settings"].get("tests", ())}
     if any(sentences.values()):
         numbers = ", ".join(f"{number} of {names[split]}" for split, number in sentences.items())
         description += f" BLEU is computed on the first sentences only: {numbers}."
     subset = record["settings"]["loss"]
-    loss = "validation loss, bits" if subset == "valid" else f"loss on {subset}, bits"
-    legend_rows = math.ceil(len(curves) / LEGEND_COLUMNS)
+    loss = "validation loss, bits" if subset == "valid" else f"loss on {names.get(subset, subset)}, bits"
+    labels = {label for label in map(_label, curves) if label} | {"constant prediction" for _ in constant}
+    legend_rows = math.ceil(len(labels) / LEGEND_COLUMNS)
     with drawing(path, 2.5 + 0.18 * legend_rows, f"Pruning, {model}", description) as figure:
         axes = figure.subplots(1, len(splits) + 1, squeeze=False)[0]
         for axis, split in zip(axes, [*splits, None], strict=True):
@@ -134,30 +162,44 @@ def draw(record: Mapping[str, Any], path: PathLike, model: str, compared: Sequen
                 axis.plot(list(points), _values(points, split), label=_label(name), **_look(name, number))
             with_split = [points for points in all_curves if split in (None, *next(iter(points.values()))["tests"])]
             values = [value for points in with_split for value in _values(points, split)]
+            level = constant.get(split or "")
+            if level is not None:
+                values = [*values, level]
+                axis.axhline(level, color=COLOURS["reference"], linestyle=":", label="constant prediction")
             margin = 0.05 * (max(values) - min(values)) or 1.0
             axis.set_ylim(min(values) - margin, max(values) + margin)
-            axis.set_title(loss if split is None else f"BLEU, {names.get(split, split)}")
+            axis.set_title(loss if split is None else f"{name_of_score}, {names.get(split, split)}")
             axis.set_xlabel("heads pruned (%)")
         handles = axes[0].get_legend_handles_labels()
-        figure.legend(*handles, loc="outside upper center", ncols=min(len(curves), LEGEND_COLUMNS))
+        figure.legend(*handles, loc="outside upper center", ncols=min(len(labels), LEGEND_COLUMNS))
+
+
+def _score(comparison: Mapping[str, Any]) -> float:
+    return float(comparison["accuracy" if metric(comparison) == "accuracy" else "bleu"])
 
 
 def _values(points: Points, split: Optional[str]) -> List[float]:
-    """BLEU on a test split, or the loss (None)."""
-    return [point["loss"] if split is None else point["tests"][split]["bleu"] for point in points.values()]
+    """The score on a test split, or the loss (None)."""
+    return [point["loss"] if split is None else _score(point["tests"][split]) for point in points.values()]
 
 
-def _label(name: str) -> str:
-    """Legend of a curve named ``encoder_cross`` or ``checkpoint.pt/encoder_cross``."""
+def _label(name: str) -> Optional[str]:
+    """Legend of a curve named ``encoder_cross``, ``checkpoint.pt/encoder_cross`` or ``random-1``; one for all random
+    orders."""
     checkpoint, _, group = name.rpartition("/")
+    if group.startswith(RANDOM):
+        text = f"{checkpoint}: in random order" if checkpoint else "in random order"
+        return text if group == f"{RANDOM}1" else None
     sites = [SITE_TITLES[site] for site in SITES if site in group.split("_")]
     label = "all heads" if len(sites) == len(SITES) else f"only {' and '.join(sites)}"
     return f"{checkpoint}: {label}" if checkpoint else label
 
 
 def _look(name: str, number: int) -> Dict[str, str]:
-    """Fixed colours for sites; other colours for checkpoints."""
+    """Fixed colours for sites; other colours for checkpoints; grey for random orders."""
     checkpoint, _, group = name.rpartition("/")
+    if group.startswith(RANDOM):
+        return {"color": COLOURS["reference"], "linestyle": "--"}
     if checkpoint:
         return other_look(number)
     return look(group if group in SITES else "all")

@@ -145,8 +145,8 @@ def test_pruning_measures_the_masked_model(states, references, tiny_data):
     test = TestSet("test", references, {"sentences": 12})
     ranks = {head: float(rank) for rank, head in enumerate(HEADS)}
     record = Record("heads", "prune", "collab", {})
-    options = {"sites": ["encoder", "cross", "decoder"], "loss_split": "valid", "percentages": (0, 50)}
-    pruning.prune(trained, ranks, record, "all", tests=[test], **options)
+    orders = {"all": pruning.by_ascending_importance(ranks, ["encoder", "cross", "decoder"])}
+    pruning.prune(trained, orders, record, tests=[test], loss_split="valid", percentages=(0, 50))
     points = pruning.pruning_points(record.parts)["all"]
     assert points[50]["heads"] == "E:1:1,2 A:1:1"
     assert points[50]["left"] == 3

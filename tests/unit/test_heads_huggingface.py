@@ -3,6 +3,7 @@
 import copy
 import itertools
 import json
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ transformers = pytest.importorskip("transformers", reason="needs pip install 'co
 from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
 
 from collab_fairseq import huggingface as hf  # noqa: E402
+from collab_fairseq.heads import pruning  # noqa: E402
 from collab_fairseq.heads.huggingface import batch_of, compare_answers, encode, predictions  # noqa: E402
 from collab_fairseq.heads.importance import gradients  # noqa: E402
 from collab_fairseq.modules.heads import head_name  # noqa: E402
@@ -158,6 +160,51 @@ def test_ablation_of_a_classifier(analyse, folders):
     assert len(parts) == 1 + 2 * 2 * HEADS
 
 
+def test_pruning_of_a_classifier(analyse, folders, tmp_path):
+    """Accuracy and loss equal those of models whose pruned heads have zero values; random orders are a control."""
+    pytest.importorskip("matplotlib")
+    importance = tmp_path / "importance.json"
+    text = ["--text", folders / "text.jsonl", "--fields", "premise", "--device", "cpu"]
+    collab("importance", folders / "bert", *text, "--json", importance)
+    figure = tmp_path / "figure.svg"
+    options = ["--fields", "premise", "--importance", importance, "--random-orders", 3, "--figure", figure]
+    printed, parts = analyse("prune", "bert", *options)
+    assert printed.count("\n") == 2 + 4 * 10
+    ranks = {head: values["normalised"] for head, values in parts_of(importance)["importance"]["heads"].items()}
+    assert parts["importance"] == ranks
+    order = sorted(ranks, key=ranks.get)
+    examples = [json.loads(line) for line in (folders / "text.jsonl").read_text().splitlines()]
+    tokens = torch.tensor([[int(word[1:]) for word in example["premise"].split()] for example in examples])
+    labels = torch.tensor([example["label"] for example in examples])
+    batch = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": labels}
+    losses = set()
+    for percent, number in ((0, 0), (10, 1), (50, 4), (90, 8)):  # of 8 heads, rounded up
+        model = make("bert", "sdpa", seed=5)
+        for head in order[:number]:
+            _, layer, position = head.split(":")
+            model = scaled(model, f"encoder.{int(layer) - 1}", int(position) - 1, 0.0)
+        result, point = outputs(model, batch), parts[f"encoder_cross_decoder/{percent}"]
+        correct = int((result.logits.argmax(-1) == labels).sum())
+        assert point["left"] == 8 - number
+        assert point["loss"] == pytest.approx(float(result.loss) / math.log(2), rel=1e-5)
+        assert point["tests"]["text"]["accuracy"] == pytest.approx(100 * correct / 12)
+        losses.add(round(point["loss"], 4))
+    assert len(losses) == 4
+    constant = 100 * max(int((labels == 0).sum()), int((labels == 1).sum())) / 12
+    assert parts["whole/text"]["constant"] == pytest.approx(constant)
+    first = [parts[f"{name}/20"]["heads"] for name in ("encoder_cross_decoder", "random-1", "random-2", "random-3")]
+    assert len(set(first)) == 4
+    shown = figure.read_text(encoding="utf-8")
+    assert all(f">{label}<" in shown for label in ("all heads", "in random order", "constant prediction"))
+    assert shown.count(">in random order<") == 1
+
+    assert analyse("prune", "bert", *options) == (printed, parts)  # resumed
+    orders = pruning.random_orders(order, 2)
+    assert orders["random-1"] != orders["random-2"]
+    assert all(sorted(each) == sorted(order) for each in orders.values())
+    assert pruning.random_orders(order[::-1], 1)["random-1"] == orders["random-1"]  # independent of the importance
+
+
 @pytest.mark.parametrize(("language", "tokeniser"), [("deu", "13a"), ("cmn_Hans", "zh")])
 def test_ablation_of_a_translation_model(analyse, language, tokeniser, monkeypatch):
     monkeypatch.setattr(transformers.PreTrainedTokenizerFast, "target_lang", language, raising=False)
@@ -237,6 +284,9 @@ GOOD_TEXT = ["--text", "text.jsonl", "--fields"]
         (["importance", "bert", *GOOD_TEXT, "premise,hypothesis,text"], "must be one or two names; got premise,hyp"),
         (["ablate", "bert", *GOOD_TEXT, "premise", "--sites", "cross_decoder"], "model's sites, encoder; got cross_de"),
         (["redundancy", "fairseq"], "must be a Hugging Face model folder"),
+        (["prune", "bert", *GOOD_TEXT, "premise", "--sites", "cross"], "must name at least one site of the model's he"),
+        (["prune", "bert", "marian", *GOOD_TEXT, "premise"], "must be the only model; got bert, marian"),
+        (["prune", "bert", "--remove", "E:1:1", "--output", "pruned.pt"], "needs a fairseq checkpoint; got the folder"),
         (["ablate", "fairseq", *GOOD_TEXT, "premise"], "its checkpoint file, such as model.pt or checkpoint_best.pt"),
         (["importance", "fairseq"], "a fairseq model is passed as its checkpoint file"),
     ],
