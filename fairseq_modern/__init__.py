@@ -25,9 +25,7 @@ AFTER = {
         "loading.patch",
         "saving.patch",
         "error_messages.patch",
-        "fault_tolerance.epoch_end.patch",
-        "fault_tolerance.resuming.patch",
-        "fault_tolerance.stopping.patch",
+        "wrappers.patch_checkpoint_utils",
     ),
     "fairseq.data.codedataset": ("loading.patch",),
     "fairseq.data.data_utils": ("removed_names.patch",),
@@ -39,7 +37,7 @@ AFTER = {
     "fairseq.data.token_block_dataset": ("removed_names.patch",),
     "fairseq.dataclass.configs": ("dataclass_defaults.restore_builtins",),
     "fairseq.dataclass.utils": ("quiet.patch_hydra",),
-    "fairseq.distributed.utils": ("fault_tolerance.workers.patch", "distributed.patch"),
+    "fairseq.distributed.utils": ("distributed.patch", "wrappers.patch_distributed"),
     "fairseq.file_chunker_utils": ("line_ends.patch",),
     "fairseq.models": ("error_messages.patch",),
     "fairseq.models.distributed_fairseq_model": ("distributed.patch_data_parallel",),
@@ -63,36 +61,21 @@ AFTER = {
     "fairseq.tasks.fairseq_task": ("amp.patch_task", "plugins.patch_task"),
     "fairseq.tasks.translation": ("error_messages.patch",),
     "fairseq.tasks.translation_from_pretrained_bart": ("bart_task.patch",),
-    "fairseq.trainer": (
-        "amp.patch_trainer",
-        "plugins.patch",
-        "store_ema.patch",
-        "unpatched_checkpoints.patch",
-        "error_messages.patch",
-        "first_error.patch",
-        "fault_tolerance.command.patch",
-        "fault_tolerance.position.patch_trainer",
-        "fault_tolerance.resuming.patch_trainer",
-        "fault_tolerance.stopping.patch_trainer",
-        "fault_tolerance.out_of_memory.patch",
-    ),
-    "fairseq.utils": ("options.patch_user_dir", "error_messages.patch"),
+    "fairseq.trainer": ("fault_tolerance.stopping.patch_trainer", "wrappers.patch_trainer"),
+    "fairseq.utils": ("wrappers.patch_utils",),
     "fairseq_cli.generate": ("error_messages.patch",),
-    "fairseq_cli.hydra_train": ("hydra_train.patch", "errors.patch_hydra_train"),
+    "fairseq_cli.hydra_train": ("hydra_train.patch", "wrappers.patch_hydra_train"),
     "fairseq_cli.interactive": ("line_ends.patch_interactive", "error_messages.patch"),
     "fairseq_cli.preprocess": ("line_ends.patch_preprocess",),
     "fairseq_cli.score": ("line_ends.patch",),
-    "fairseq_cli.train": (
-        "cpu_training.patch",
-        "hydra_train.patch_train",
-        "optional_packages.patch",
-        "early_validation.patch",
-        "fault_tolerance.patience.patch",
-        "fault_tolerance.stopping.patch_train",
-    ),
+    "fairseq_cli.train": ("wrappers.patch_train",),
     "fairseq_cli.validate": ("error_messages.patch",),
 }
 AFTER_EVERY_MODULE = ("expressions.patch",)
+
+# Patches without a function in these tables: `wrappers` calls them.
+IN_WRAPPERS = {"cpu_training", "early_validation", "first_error", "optional_packages", "store_ema"}
+IN_WRAPPERS |= {"unpatched_checkpoints", "command", "epoch_end", "out_of_memory", "patience", "resuming", "workers"}
 
 _warned: set[str] = set()
 
@@ -111,7 +94,7 @@ def skipped():
     skip = {name.strip() for name in os.environ.get("FAIRSEQ_MODERN_SKIP", "").split(",")} - {""}
     if skip:
         functions = {name for table in (BEFORE, AFTER) for names in table.values() for name in names}
-        patches = {name.split(".")[-2] for name in functions.union(AFTER_EVERY_MODULE)}
+        patches = {name.split(".")[-2] for name in functions.union(AFTER_EVERY_MODULE)} | IN_WRAPPERS
         unknown, known = ", ".join(sorted(skip - patches)), ", ".join(sorted(patches))
         if unknown:
             warn("skip", f"has no patch {unknown}, which FAIRSEQ_MODERN_SKIP names; its patches are {known}")

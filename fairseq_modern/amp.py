@@ -24,12 +24,15 @@ import torch
 
 from fairseq_modern import processor
 from fairseq_modern.errors import UserError
-from fairseq_modern.patching import names, wrap
+from fairseq_modern.patching import names, step, wrap
 
 logger = logging.getLogger(__name__)
 
+# of the loss scaler of --fp16
+COUNTERS = ("_iter", "_last_overflow_iter", "_last_rescale_iter", "_overflows_since_rescale")
 
-def step(self: Any) -> None:
+
+def step_once(self: Any) -> None:
     """Step the optimizer whose gradients were unscaled, unless they overflowed, and update the scale."""
     self.scaler.step(self.optimizer)
     self.scaler.update()
@@ -40,7 +43,7 @@ def patch(module: ModuleType) -> None:
     optimizer = module.AMPOptimizer
     ignores_window = "amp_init_scale" in names(optimizer.__init__)
     if names(optimizer.step) == {"scaler", "step", "fp32_optimizer", "update"}:
-        optimizer.step = step
+        optimizer.step = step_once
     if "cuda" not in names(optimizer.__init__):
         return
 
@@ -97,15 +100,37 @@ def equal_when_rounded(saved: List[torch.Tensor], current: List[torch.Tensor], d
     return all(torch.equal(source.to(target.device, dtype), target.to(dtype)) for source, target in pairs)
 
 
-def save_counters(optimizer: Any) -> None:
-    """Wrap `state_dict` and `load_state_dict` of an optimizer of `--fp16`: its loss scaler also keeps its counters."""
-    counters = ("_iter", "_last_overflow_iter", "_last_rescale_iter", "_overflows_since_rescale")
+def load_fp32_parameters(optimizer: Any, saved: List[torch.Tensor]) -> None:
+    """Load the fp32 parameters of a checkpoint, unless its model was changed afterwards."""
+    # made from the half parameters of the model, which has been loaded before
+    current = fp32_tensors(optimizer)
+    if not equal_when_rounded(saved, current, optimizer.fp16_params[0].dtype):
+        logger.warning(
+            "ignored the fp32 parameters in the checkpoint, which do not match its model, as after averaging; "
+            "training continues from the parameters of the model"
+        )
+        return
+    for source, target in zip(saved, current, strict=True):
+        target.copy_(source)
+
+
+def patch_half(module: ModuleType) -> None:
+    """Wrap `state_dict` and `load_state_dict` of `FP16Optimizer` and `MemoryEfficientFP16Optimizer`."""
+    if "fp32_params" not in names(module._FP16OptimizerMixin.state_dict):
+        complete_state(module._FP16OptimizerMixin, has_fp32_parameters=True)
+        complete_state(module._MemoryEfficientFP16OptimizerMixin, has_fp32_parameters=False)
+
+
+def complete_state(optimizer: Any, has_fp32_parameters: bool) -> None:
+    """Add the counters of the loss scaler and the fp32 parameters to the state of an optimizer."""
 
     @wrap(optimizer)
     def state_dict(original, self):
         state = original(self)
         if self.scaler is not None:
-            state["loss_scale_counters"] = {name: getattr(self.scaler, name) for name in counters}
+            state["loss_scale_counters"] = {name: getattr(self.scaler, name) for name in COUNTERS}
+        if has_fp32_parameters:
+            state["fp32_params"] = fp32_tensors(self)
         return state
 
     @wrap(optimizer)
@@ -113,35 +138,8 @@ def save_counters(optimizer: Any) -> None:
         original(self, state_dict, *args, **options)
         if self.scaler is not None:
             vars(self.scaler).update(state_dict.get("loss_scale_counters", {}))
-
-
-def patch_half(module: ModuleType) -> None:
-    """Wrap `state_dict` and `load_state_dict` of `FP16Optimizer` and `MemoryEfficientFP16Optimizer`."""
-    optimizer = module._FP16OptimizerMixin
-    if "fp32_params" in names(optimizer.state_dict):
-        return
-    save_counters(optimizer)
-    save_counters(module._MemoryEfficientFP16OptimizerMixin)
-
-    @wrap(optimizer)
-    def state_dict(original, self):
-        return {**original(self), "fp32_params": fp32_tensors(self)}
-
-    @wrap(optimizer)
-    def load_state_dict(original, self, state_dict, *args, **options):
-        original(self, state_dict, *args, **options)
-        saved, current = state_dict.get("fp32_params"), fp32_tensors(self)
-        if saved is None:
-            return
-        # `current` was made from the half parameters of the model, which has been loaded before
-        if not equal_when_rounded(saved, current, self.fp16_params[0].dtype):
-            logger.warning(
-                "ignored the fp32 parameters in the checkpoint, which do not match its model, as after averaging; "
-                "training continues from the parameters of the model"
-            )
-            return
-        for source, target in zip(saved, current, strict=True):
-            target.copy_(source)
+        if has_fp32_parameters and "fp32_params" in state_dict:
+            load_fp32_parameters(self, state_dict["fp32_params"])
 
 
 def warn_if_slow(common: Any) -> None:
@@ -153,20 +151,18 @@ def warn_if_slow(common: Any) -> None:
         logger.warning(f"--{flag} is several times slower than fp32 on this CPU ({processor.name()})")
 
 
-def patch_trainer(module: ModuleType) -> None:
-    """Wrap `fairseq.trainer.Trainer.__init__`."""
-
-    @wrap(module.Trainer)
-    def __init__(original, self, cfg, *args, **options):
-        common = getattr(cfg, "common", None)
-        if common is not None and (common.cpu or not torch.cuda.is_available()) and not common.tpu:
-            if common.fp16:
-                flag = "--memory-efficient-fp16" if common.memory_efficient_fp16 else "--fp16"
-                reason = "--cpu is given" if common.cpu else "torch finds none"
-                advice = f"leave out {flag} or give --amp" if processor.bfloat16_units() else f"leave out {flag}"
-                raise UserError(f"{flag} needs a GPU, but {reason}; {advice}")
-            warn_if_slow(common)
-        original(self, cfg, *args, **options)
+@step()
+def check_precision(cfg: Any) -> None:
+    """Before a trainer is built: raise UserError, or warn, if a CPU does not support the precision."""
+    common = getattr(cfg, "common", None)
+    if common is None or common.tpu or not (common.cpu or not torch.cuda.is_available()):
+        return
+    if common.fp16:
+        flag = "--memory-efficient-fp16" if common.memory_efficient_fp16 else "--fp16"
+        reason = "--cpu is given" if common.cpu else "torch finds none"
+        advice = f"leave out {flag} or give --amp" if processor.bfloat16_units() else f"leave out {flag}"
+        raise UserError(f"{flag} needs a GPU, but {reason}; {advice}")
+    warn_if_slow(common)
 
 
 def patch_task(module: ModuleType) -> None:

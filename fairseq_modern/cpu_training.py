@@ -3,22 +3,22 @@
 Check: the training run has `--cpu`. While it runs, torch reports that no GPU is available.
 """
 
-from types import ModuleType
+import contextlib
+from typing import Any, Iterator
 
 import torch
 
-from fairseq_modern.patching import wrap
+from fairseq_modern.patching import step
 
 
-def patch(module: ModuleType) -> None:
-    """Wrap `fairseq_cli.train.main`."""
-
-    @wrap(module)
-    def main(original, cfg, **options):
-        is_available = torch.cuda.is_available
-        if getattr(cfg, "common", cfg).cpu:  # fairseq converts a namespace later
-            torch.cuda.is_available = lambda: False
-        try:
-            return original(cfg, **options)
-        finally:
-            torch.cuda.is_available = is_available
+@step(contextlib.nullcontext())
+@contextlib.contextmanager
+def without_gpus(cfg: Any) -> Iterator[None]:
+    """Hide GPUs from the block if a configuration has `--cpu`."""
+    is_available = torch.cuda.is_available
+    if getattr(cfg, "common", cfg).cpu:  # fairseq converts a namespace later
+        torch.cuda.is_available = lambda: False
+    try:
+        yield
+    finally:
+        torch.cuda.is_available = is_available

@@ -22,7 +22,7 @@ import torch.distributed.nn.functional
 from torch.nn import parallel
 
 from fairseq_modern.errors import UserError
-from fairseq_modern.patching import names, wrap
+from fairseq_modern.patching import names, step, wrap
 
 TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 
@@ -70,11 +70,6 @@ def patch(module: ModuleType) -> None:
             if exit_request is not None:
                 raise exit_request
 
-    @wrap(fairseq)
-    def call_main(original, cfg, main, **options):
-        check_workers(cfg, fairseq.infer_init_method)
-        return original(cfg, main, **options)
-
 
 def close_process_groups(fairseq: Any) -> None:
     """Close all process groups of this process and join their threads.
@@ -101,6 +96,7 @@ def patch_data_parallel(module: ModuleType) -> None:
         return original(module, **options)
 
 
+@step()
 def check_workers(cfg: Any, infer_init_method: Any) -> None:
     """Raise UserError if fairseq would start workers on a machine without GPUs."""
     training = cfg.distributed_training

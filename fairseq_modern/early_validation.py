@@ -14,13 +14,12 @@ import contextlib
 import logging
 import random
 from collections import OrderedDict
-from types import ModuleType
 from typing import Any, Iterator
 
 import numpy
 
 from fairseq_modern.errors import UserError
-from fairseq_modern.patching import names, wrap
+from fairseq_modern.patching import names, step
 
 logger = logging.getLogger(__name__)
 
@@ -63,26 +62,20 @@ def check_metric(trainer: Any, task: Any, metrics: Any, metric: str) -> None:
         raise UserError(f"--best-checkpoint-metric must be a metric of validation, here {listed}; got {metric}")
 
 
-def patch(module: ModuleType) -> None:
-    """Wrap `fairseq_cli.train.train`, which trains for one epoch."""
-    if not {"get_valid_iterator", "best_checkpoint_metric"} <= names(module.validate):
+@step()
+def check(module: Any, cfg: Any, trainer: Any, task: Any) -> None:
+    """Before the first epoch: build the batches of validation. `module`: `fairseq_cli.train`."""
+    is_checked = hasattr(trainer, "has_checked_validation") or cfg.dataset.disable_validation
+    if is_checked or not {"get_valid_iterator", "best_checkpoint_metric"} <= names(module.validate):
         return
-
-    @wrap(module)
-    def train(original, cfg, trainer, task, epoch_itr):
-        is_first = not hasattr(trainer, "has_checked_validation")
-        trainer.has_checked_validation = True
-        if is_first and not cfg.dataset.disable_validation:
-            with same_random_states(module.utils), replaced(trainer, _dummy_batch=None):
-                for subset in reversed(cfg.dataset.valid_subset.split(",")):
-                    trainer.get_valid_iterator(subset)
-                metric = cfg.checkpoint.best_checkpoint_metric
-                # "DUMMY": a data set that only its own loader can read; `post_validate` may add metrics
-                is_known = metric == "loss" or trainer._dummy_batch == "DUMMY" or hasattr(task, "post_validate")
-                if not is_known:
-                    check_metric(trainer, task, module.metrics, metric)
-            if metric in HIGHER_IS_BETTER and not cfg.checkpoint.maximize_best_checkpoint_metric:
-                logger.warning(
-                    f"without --maximize-best-checkpoint-metric, the best checkpoint has the lowest {metric}"
-                )
-        return original(cfg, trainer, task, epoch_itr)
+    trainer.has_checked_validation = True
+    with same_random_states(module.utils), replaced(trainer, _dummy_batch=None):
+        for subset in reversed(cfg.dataset.valid_subset.split(",")):
+            trainer.get_valid_iterator(subset)
+        metric = cfg.checkpoint.best_checkpoint_metric
+        # "DUMMY": a data set that only its own loader can read; `post_validate` may add metrics
+        is_known = metric == "loss" or trainer._dummy_batch == "DUMMY" or hasattr(task, "post_validate")
+        if not is_known:
+            check_metric(trainer, task, module.metrics, metric)
+    if metric in HIGHER_IS_BETTER and not cfg.checkpoint.maximize_best_checkpoint_metric:
+        logger.warning(f"without --maximize-best-checkpoint-metric, the best checkpoint has the lowest {metric}")

@@ -14,6 +14,8 @@ import traceback
 from types import ModuleType
 from typing import Any, Callable, Iterator, List, Optional
 
+from fairseq_modern.patching import step
+
 ADVICE = "lower --lr, raise --warmup-updates or clip gradients (--clip-norm)"
 # Message of fairseq or its libraries -> message to print; {0} is the first group.
 PATTERNS = (
@@ -51,7 +53,7 @@ def chain(error: BaseException) -> Iterator[BaseException]:
     while cause is not None and cause not in seen:
         seen.append(cause)
         yield cause
-        cause = cause.__cause__ or cause.__context__
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
 
 
 def explain(error: BaseException) -> Optional[str]:
@@ -212,10 +214,8 @@ EXPLAINED = {
     "fairseq.models": (build_model,),
     "fairseq.tasks": (setup_task,),
     "fairseq.tasks.translation": (load_dataset,),
-    "fairseq.trainer": (load_checkpoint,),
-    "fairseq.utils": (import_user_module,),
 }
-CLASSES = {"fairseq.tasks.translation": "TranslationTask", "fairseq.trainer": "Trainer"}
+CLASSES = {"fairseq.tasks.translation": "TranslationTask"}
 
 
 def patch(module: ModuleType) -> None:
@@ -232,13 +232,21 @@ def explained(function: Callable[..., Any], explanation: Callable[..., Optional[
 
     @functools.wraps(function)
     def wrapper(*args: Any, **options: Any) -> Any:
-        try:
+        with explaining(explanation, *args):
             return function(*args, **options)
-        except Exception as error:
-            with contextlib.suppress(Exception):  # a failing explanation must not hide the error
-                text = explanation(error, *args)
-                if text is not None:
-                    setattr(error, EXPLANATION, text)
-            raise
 
     return wrapper
+
+
+@step(contextlib.nullcontext())
+@contextlib.contextmanager
+def explaining(explanation: Callable[..., Optional[str]], *args: Any) -> Iterator[None]:
+    """Explain exceptions of the block, with a function that gets the exception and the arguments."""
+    try:
+        yield
+    except Exception as error:
+        with contextlib.suppress(Exception):  # a failing explanation must not hide the error
+            text = explanation(error, *args)
+            if text is not None:
+                setattr(error, EXPLANATION, text)
+        raise

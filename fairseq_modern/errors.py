@@ -10,7 +10,7 @@ from types import ModuleType, TracebackType
 from typing import Optional, Type
 
 from fairseq_modern import error_messages
-from fairseq_modern.patching import wrap
+from fairseq_modern.patching import step
 
 
 class UserError(Exception):
@@ -38,6 +38,7 @@ def tool_name() -> Optional[str]:
     return None
 
 
+@step()
 def explain(error: BaseException) -> Optional[str]:
     """Return the message to print instead of a traceback; None to print the traceback."""
     wants_traceback = os.environ.get("FAIRSEQ_MODERN_TRACEBACK", "0") not in ("", "0")
@@ -68,21 +69,13 @@ def show_user_errors(module: ModuleType) -> None:
     sys.excepthook = excepthook
 
 
-def patch_hydra_train(module: ModuleType) -> None:
-    """Wrap `fairseq_cli.hydra_train._hydra_main`, since Hydra prints exceptions itself."""
+def end_hydra_run(message: str) -> None:
+    """Show a message and end a run of fairseq-hydra-train, since Hydra prints exceptions itself."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    @wrap(module)
-    def _hydra_main(original, *args, **options):
-        try:
-            return original(*args, **options)
-        except Exception as error:
-            message = explain(error)
-            if message is None:
-                raise
-        show(message)
-        if HydraConfig.initialized() and HydraConfig.get().mode is RunMode.MULTIRUN:
-            # Hydra keeps it, starts the other runs, then exits with status 1. Its traceback does not hold the model
-            raise UserError(message)
-        sys.exit(1)
+    show(message)
+    if HydraConfig.initialized() and HydraConfig.get().mode is RunMode.MULTIRUN:
+        # Hydra keeps it, starts the other runs, then exits with status 1
+        raise UserError(message)
+    sys.exit(1)

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from fairseq_modern.errors import UserError
-from fairseq_modern.patching import wrap
+from fairseq_modern.patching import step, wrap
 
 
 def base(folder: str, name: str) -> str:
@@ -35,7 +35,7 @@ def base(folder: str, name: str) -> str:
 
 
 def patch(module: ModuleType) -> None:
-    """Wrap `hydra_init` and `_hydra_main` of `fairseq_cli.hydra_train`."""
+    """Wrap `fairseq_cli.hydra_train.hydra_init`."""
 
     @wrap(module)
     def hydra_init(original, cfg_name="config"):
@@ -69,25 +69,23 @@ def patch(module: ModuleType) -> None:
             del store.repo[f"{name}.yaml"]
             store.store(group=posixpath.dirname(parent), name=posixpath.basename(parent), node=Base)
 
-    @wrap(module)
-    def _hydra_main(original, cfg, **options):
-        from omegaconf import OmegaConf, open_dict
 
-        module.add_defaults(cfg)  # settings may refer to those of a task or model
-        for name in cfg:
-            if name != "recipe" and OmegaConf.is_config(cfg[name]):
-                OmegaConf.resolve(cfg[name])  # settings may refer to the section `recipe`
-        with open_dict(cfg):
-            cfg.pop("recipe", None)
-        return original(cfg, **options)
+@step()
+def remove_recipe(module: Any, cfg: Any) -> None:
+    """Remove the section `recipe`, to which other settings may refer. `module`: `fairseq_cli.hydra_train`."""
+    from omegaconf import OmegaConf, open_dict
+
+    module.add_defaults(cfg)  # settings may refer to those of a task or model
+    for name in cfg:
+        if name != "recipe" and OmegaConf.is_config(cfg[name]):
+            OmegaConf.resolve(cfg[name])
+    with open_dict(cfg):
+        cfg.pop("recipe", None)
 
 
-def patch_train(module: ModuleType) -> None:
-    """Wrap `fairseq_cli.train.main`."""
-
-    @wrap(module)
-    def main(original, *args, **options):
-        for function in (module.checkpoint_utils.save_checkpoint, module.should_stop_early):
-            for name in ("best", "num_runs"):
-                vars(function).pop(name, None)
-        return original(*args, **options)
+@step()
+def forget_scores(module: Any) -> None:
+    """Forget the scores of the previous run. `module`: `fairseq_cli.train`."""
+    for function in (module.checkpoint_utils.save_checkpoint, module.should_stop_early):
+        for name in ("best", "num_runs"):
+            vars(function).pop(name, None)

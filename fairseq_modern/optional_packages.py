@@ -5,11 +5,10 @@ Check: the flag is given and the package cannot be imported. It is then an error
 """
 
 from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 from fairseq_modern.errors import UserError
-from fairseq_modern.patching import wrap
+from fairseq_modern.patching import step
 
 #: section, setting, modules of which it needs one, package on PyPI
 NEEDS = (
@@ -21,15 +20,7 @@ NEEDS = (
 )
 
 
-def patch(module: ModuleType) -> None:
-    """Wrap `fairseq_cli.train.main`."""
-
-    @wrap(module)
-    def main(original, cfg, *args, **options):
-        check(cfg)
-        return original(cfg, *args, **options)
-
-
+@step()
 def check(cfg: Any) -> None:
     """Raise UserError if a setting needs a package that is not installed.
 

@@ -10,15 +10,16 @@
   package is in `sys.modules`, but fairseq has not imported it.
 """
 
+import contextlib
 import importlib
 import os
 import re
 import sys
 from types import ModuleType
-from typing import Any
+from typing import Any, Iterator
 
 from fairseq_modern.errors import UserError
-from fairseq_modern.patching import wrap
+from fairseq_modern.patching import step, wrap
 
 
 def patch(module: ModuleType) -> None:
@@ -69,19 +70,17 @@ def patch(module: ModuleType) -> None:
         return original(default_task or "translation")
 
 
-def patch_user_dir(module: ModuleType) -> None:
-    """Wrap `fairseq.utils.import_user_module`."""
-
-    @wrap(module)
-    def import_user_module(original, args):
-        user_dir = getattr(args, "user_dir", None)
-        folder = os.path.abspath(user_dir) if user_dir else ""
-        package = os.path.basename(folder)
-        is_new = folder not in getattr(module.import_user_module, "memo", ())
-        must_register = package in sys.modules and is_new
-        original(args)
-        if not must_register:
-            return
+@step(contextlib.nullcontext())
+@contextlib.contextmanager
+def registering(module: Any, args: Any) -> Iterator[None]:
+    """Register the tasks and models of a `--user-dir` that the block imports. `module`: `fairseq.utils`."""
+    user_dir = getattr(args, "user_dir", None)
+    folder = os.path.abspath(user_dir) if user_dir else ""
+    package = os.path.basename(folder)
+    is_new = folder not in getattr(module.import_user_module, "memo", ())
+    must_register = package in sys.modules and is_new
+    yield
+    if must_register:
         for kind in ("tasks", "models"):
             subfolder = os.path.join(folder, kind)
             if os.path.isdir(subfolder):

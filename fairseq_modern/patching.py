@@ -5,6 +5,9 @@ import inspect
 from types import CodeType, ModuleType
 from typing import Any, Callable, Set, TypeVar
 
+import fairseq_modern
+from fairseq_modern import fault_tolerance
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -47,33 +50,20 @@ class StandIn(ModuleType):
         return getattr(self._module, name)
 
 
-def adapts_checkpoints(module: Any) -> Callable[[F], F]:
-    """Call the decorated function with each checkpoint that `fairseq.trainer.Trainer` loads, before it is used.
+def step(skipped: Any = None) -> Callable[[F], F]:
+    """Mark a part of a wrapper in `wrappers`: it returns `skipped` instead if its patch is in FAIRSEQ_MODERN_SKIP.
 
-    The function may modify the checkpoint. Its arguments are the trainer, the checkpoint, and the arguments of
-    `Trainer.load_checkpoint`. Functions are called in the order of the table of patches.
+    Parts of `fault_tolerance` do so, too, while it is off.
     """
-    adapters = vars(module.Trainer).get("checkpoint_adapters")
-    if adapters is None:
-        adapters = module.Trainer.checkpoint_adapters = []
 
-        @wrap(module.Trainer)
-        def load_checkpoint(original: Any, self: Any, *args: Any, **options: Any) -> Any:
-            def load_checkpoint_to_cpu(*load_args: Any, **load_options: Any) -> Any:
-                state = utils.load_checkpoint_to_cpu(*load_args, **load_options)
-                for adapt in adapters:
-                    adapt(self, state, *args, **options)
-                return state
+    def decorate(function: F) -> F:
+        package, _, patch = function.__module__.rpartition(".")
 
-            utils = module.checkpoint_utils
-            module.checkpoint_utils = StandIn(utils, load_checkpoint_to_cpu=load_checkpoint_to_cpu)
-            try:
-                return original(self, *args, **options)
-            finally:
-                module.checkpoint_utils = utils
+        @functools.wraps(function)
+        def call(*args: Any, **options: Any) -> Any:
+            is_off = package == fault_tolerance.__name__ and not fault_tolerance.is_on()
+            return skipped if is_off or patch in fairseq_modern.skipped() else function(*args, **options)
 
-    def decorate(adapt: F) -> F:
-        adapters.append(adapt)
-        return adapt
+        return call  # type: ignore[return-value]
 
     return decorate

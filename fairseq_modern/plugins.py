@@ -14,7 +14,7 @@ Check: the attribute is defined.
 from types import ModuleType
 from typing import Any, Dict, Mapping
 
-from fairseq_modern.patching import adapts_checkpoints, wrap
+from fairseq_modern.patching import step, wrap
 
 
 def rename(last: Dict[str, Any], key: str, registry: Mapping[str, type], current: str) -> None:
@@ -25,29 +25,28 @@ def rename(last: Dict[str, Any], key: str, registry: Mapping[str, type], current
         last[key] = current
 
 
-def patch(module: ModuleType) -> None:
-    """Wrap `fairseq.trainer.Trainer`."""
+@step()
+def check_training(trainer: Any) -> None:
+    """Call `check_training` of the model and the criterion of a new trainer."""
+    for part in (trainer.get_model(), trainer.get_criterion()):
+        if hasattr(part, "check_training"):
+            part.check_training(trainer)
 
-    @wrap(module.Trainer)
-    def __init__(original, self, *args, **options):
-        original(self, *args, **options)
-        for part in (self.get_model(), self.get_criterion()):
-            if hasattr(part, "check_training"):
-                part.check_training(self)
 
-    @adapts_checkpoints(module)
-    def adapt(self, state, filename, reset_optimizer=False, *_, **__):
-        from fairseq.criterions import CRITERION_REGISTRY
-        from fairseq.optim import OPTIMIZER_REGISTRY
+@step()
+def adapt_checkpoint(trainer: Any, state: Dict[str, Any], filename: str, reset_optimizer: bool) -> None:
+    """Let the model adapt a checkpoint that a trainer has read, and use the present names of equivalent classes."""
+    from fairseq.criterions import CRITERION_REGISTRY
+    from fairseq.optim import OPTIMIZER_REGISTRY
 
-        if hasattr(self.get_model(), "adapt_checkpoint"):
-            self.get_model().adapt_checkpoint(state, filename, reset_optimizer)
-        for last in state.get("optimizer_history", [])[-1:]:
-            rename(last, "criterion_name", CRITERION_REGISTRY, type(self.get_criterion()).__name__)
-            settings = self.cfg.optimizer
-            name = getattr(settings, "_name", None) or getattr(settings, "optimizer", "")
-            optimizer: Any = OPTIMIZER_REGISTRY.get(name, type(None))
-            rename(last, "optimizer_name", OPTIMIZER_REGISTRY, optimizer.__name__)
+    if hasattr(trainer.get_model(), "adapt_checkpoint"):
+        trainer.get_model().adapt_checkpoint(state, filename, reset_optimizer)
+    for last in state.get("optimizer_history", [])[-1:]:
+        rename(last, "criterion_name", CRITERION_REGISTRY, type(trainer.get_criterion()).__name__)
+        settings = trainer.cfg.optimizer
+        name = getattr(settings, "_name", None) or getattr(settings, "optimizer", "")
+        optimizer: Any = OPTIMIZER_REGISTRY.get(name, type(None))
+        rename(last, "optimizer_name", OPTIMIZER_REGISTRY, optimizer.__name__)
 
 
 def patch_task(module: ModuleType) -> None:

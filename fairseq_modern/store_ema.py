@@ -7,23 +7,21 @@
   checkpoint; it follows from their number.
 """
 
-from types import ModuleType
+from typing import Any, Dict, Optional
 
-from fairseq_modern.patching import adapts_checkpoints, wrap
+from fairseq_modern.patching import step
 
 
-def patch(module: ModuleType) -> None:
-    """Add the average to the checkpoints that `fairseq.trainer.Trainer` loads, and restore the counter."""
+@step()
+def add_average(trainer: Any, state: Dict[str, Any]) -> None:
+    """Add the average to a checkpoint that a trainer has read."""
+    extra_state = state.get("extra_state")
+    if trainer.cfg.ema.store_ema and extra_state is not None:
+        extra_state.setdefault("ema", dict(state["model"]))
 
-    @wrap(module.Trainer)
-    def load_checkpoint(original, self, *args, **options):
-        extra_state = original(self, *args, **options)
-        if self.cfg.ema.store_ema and extra_state is not None:
-            self.ema.update_freq_counter = self.get_num_updates() % max(1, self.cfg.ema.ema_update_freq)
-        return extra_state
 
-    @adapts_checkpoints(module)
-    def adapt(trainer, state, *_, **__):
-        extra_state = state.get("extra_state")
-        if trainer.cfg.ema.store_ema and extra_state is not None:
-            extra_state.setdefault("ema", dict(state["model"]))
+@step()
+def restore_counter(trainer: Any, extra_state: Optional[Dict[str, Any]]) -> None:
+    """Restore the counter when a trainer has loaded a checkpoint."""
+    if trainer.cfg.ema.store_ema and extra_state is not None:
+        trainer.ema.update_freq_counter = trainer.get_num_updates() % max(1, trainer.cfg.ema.ema_update_freq)

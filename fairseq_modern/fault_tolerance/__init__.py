@@ -1,8 +1,8 @@
 """Fault tolerance: stopped and killed training runs resume, also with different settings.
 
 Off by default. A --user-dir enables it with `enable()`, and the environment variable FAIRSEQ_MODERN_FAULT_TOLERANCE=1
-enables it for any run; FAIRSEQ_MODERN_FAULT_TOLERANCE=0 disables it in any case. The wrapped functions of fairseq check
-`is_on()` at each call, so that the order of imports does not matter.
+enables it for any run; FAIRSEQ_MODERN_FAULT_TOLERANCE=0 disables it in any case. `is_on()` is checked at each call
+of a wrapped function of fairseq, so that the order of imports does not matter.
 """
 
 import os

@@ -6,10 +6,9 @@ out: a job may run again on another machine, with other processes or another log
 """
 
 from argparse import Namespace
-from types import ModuleType
 from typing import Any, Dict
 
-from fairseq_modern.patching import wrap
+from fairseq_modern.patching import step
 
 KEY = "command"
 # By name, since models without a dataclass have all settings in their section, too.
@@ -50,10 +49,9 @@ def differences(before: Dict[str, str], now: Dict[str, str]) -> str:
     return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")
 
 
-def patch(module: ModuleType) -> None:
-    """Wrap `save_checkpoint` of `fairseq.trainer.Trainer`; `resuming` sets its attribute `command`."""
-
-    @wrap(module.Trainer)
-    def save_checkpoint(original, self, filename, extra_state):
-        command = getattr(self, "command", None)
-        return original(self, filename, {**extra_state, KEY: command} if command else extra_state)
+@step()
+def save(trainer: Any, extra_state: Dict[str, Any]) -> None:
+    """Add the command to a checkpoint; `resuming` sets the attribute `command` of the trainer."""
+    command = getattr(trainer, "command", None)
+    if command:
+        extra_state[KEY] = command

@@ -5,23 +5,20 @@ written first: `checkpoint_last.pt` must be the last file of a save, because a k
 """
 
 import copy
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
+from typing import Any, Callable
 
-from fairseq_modern import fault_tolerance
-from fairseq_modern.patching import wrap
+from fairseq_modern.patching import step
 
 
-def patch(module: ModuleType) -> None:
-    """Wrap `fairseq.checkpoint_utils.save_checkpoint`."""
-
-    @wrap(module)
-    def save_checkpoint(original, cfg, trainer, epoch_itr, val_loss):
-        interval, updates = cfg.save_interval_updates, trainer.get_num_updates()
-        if fault_tolerance.is_on() and epoch_itr.end_of_epoch() and interval > 0 and updates % interval == 0:
-            update_only = copy.copy(cfg)
-            update_only.no_last_checkpoints, update_only.keep_best_checkpoints = True, 0
-            within_epoch = SimpleNamespace(
-                epoch=epoch_itr.epoch, end_of_epoch=lambda: False, state_dict=epoch_itr.state_dict
-            )
-            original(update_only, trainer, within_epoch, val_loss)
-        return original(cfg, trainer, epoch_itr, val_loss)
+@step()
+def save_update(save_checkpoint: Callable[..., Any], cfg: Any, trainer: Any, epoch_itr: Any, val_loss: Any) -> None:
+    """Before a save: write the update checkpoint if the epoch ends. `save_checkpoint`: fairseq's function."""
+    interval, updates = cfg.save_interval_updates, trainer.get_num_updates()
+    if epoch_itr.end_of_epoch() and interval > 0 and updates % interval == 0:
+        update_only = copy.copy(cfg)
+        update_only.no_last_checkpoints, update_only.keep_best_checkpoints = True, 0
+        within_epoch = SimpleNamespace(
+            epoch=epoch_itr.epoch, end_of_epoch=lambda: False, state_dict=epoch_itr.state_dict
+        )
+        save_checkpoint(update_only, trainer, within_epoch, val_loss)

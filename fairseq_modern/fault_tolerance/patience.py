@@ -4,39 +4,31 @@ Check: the attributes in which fairseq counts these validations. They are stored
 they are not restored with --reset-optimizer or --reset-meters.
 """
 
-from types import ModuleType
+import sys
+from typing import Any, Dict, Optional
 
-from fairseq_modern import fault_tolerance
-from fairseq_modern.patching import names, wrap
+from fairseq_modern.patching import names, step
 
 COUNTERS = ("best", "num_runs")  # attributes of the function `should_stop_early`
 KEY = "early_stopping"
 
 
-def patch(module: ModuleType) -> None:
-    """Wrap `save_checkpoint` and `load_checkpoint` of the `Trainer` that `fairseq_cli.train` uses."""
-    counted = vars(module.should_stop_early)
-    if not names(module.should_stop_early).issuperset(COUNTERS):
-        return
+def counters() -> Dict[str, Any]:
+    """Return the attributes of the function; empty if the training program is not imported, or different."""
+    function = getattr(sys.modules.get("fairseq_cli.train"), "should_stop_early", None)
+    return vars(function) if function and names(function).issuperset(COUNTERS) else {}
 
-    @wrap(module.Trainer)
-    def save_checkpoint(original, self, filename, extra_state):
-        counters = {name: counted[name] for name in COUNTERS if name in counted}
-        if counters:
-            extra_state = {**extra_state, KEY: counters}
-        return original(self, filename, extra_state)
 
-    @wrap(module.Trainer)
-    def load_checkpoint(
-        original,
-        self,
-        filename,
-        reset_optimizer=False,
-        reset_lr_scheduler=False,
-        optimizer_overrides=None,
-        reset_meters=False,
-    ):
-        extra_state = original(self, filename, reset_optimizer, reset_lr_scheduler, optimizer_overrides, reset_meters)
-        if fault_tolerance.is_on() and not reset_optimizer and not reset_meters:
-            counted.update((extra_state or {}).get(KEY, {}))
-        return extra_state
+@step()
+def save(extra_state: Dict[str, Any]) -> None:
+    """Add the counters to a checkpoint."""
+    present = counters()
+    if not present.keys().isdisjoint(COUNTERS):
+        extra_state[KEY] = {name: present[name] for name in COUNTERS if name in present}
+
+
+@step()
+def restore(extra_state: Optional[Dict[str, Any]], reset_optimizer: bool, reset_meters: bool) -> None:
+    """Restore the counters when a trainer has loaded a checkpoint."""
+    if not reset_optimizer and not reset_meters:
+        counters().update((extra_state or {}).get(KEY, {}))

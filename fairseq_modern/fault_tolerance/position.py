@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, Dict
 
 from fairseq_modern import fault_tolerance
-from fairseq_modern.patching import adapts_checkpoints, wrap
+from fairseq_modern.patching import step, wrap
 
 logger = logging.getLogger(__name__)
 
@@ -77,14 +77,12 @@ def adapt(state: Any, cfg: Any) -> None:
     )
 
 
-def patch_trainer(module: ModuleType) -> None:
-    """Adapt the checkpoints that `fairseq.trainer.Trainer` loads."""
-
-    @adapts_checkpoints(module)
-    def resume(trainer, state, filename, *_, **__):
-        cfg = trainer.cfg.checkpoint
-        if fault_tolerance.is_on() and not cfg.reset_dataloader and filename != cfg.finetune_from_model:
-            adapt(state, trainer.cfg)
+@step()
+def adapt_checkpoint(trainer: Any, state: Any, filename: str) -> None:
+    """Adapt a checkpoint that a trainer has read, unless its position is not used."""
+    cfg = trainer.cfg.checkpoint
+    if not cfg.reset_dataloader and filename != cfg.finetune_from_model:
+        adapt(state, trainer.cfg)
 
 
 def patch_iterator(module: ModuleType) -> None:

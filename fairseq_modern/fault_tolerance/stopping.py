@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from fairseq_modern import fault_tolerance
 from fairseq_modern.fault_tolerance import resuming
-from fairseq_modern.patching import wrap
+from fairseq_modern.patching import step, wrap
 
 logger = logging.getLogger(__name__)
 
@@ -81,16 +81,6 @@ def reset_handlers(handler: Any = request_stop) -> None:
                 signal.signal(signum, default)
 
 
-def patch(module: ModuleType) -> None:
-    """Wrap `save_checkpoint` of `fairseq.checkpoint_utils`."""
-
-    @wrap(module)
-    def save_checkpoint(original, cfg, trainer, *args, **options):
-        saved = original(cfg, trainer, *args, **options)
-        trainer.saved_after = trainer.get_num_updates()
-        return saved
-
-
 def patch_trainer(module: ModuleType) -> None:
     """Add the request to stop to the statistics that the processes of `fairseq.trainer.Trainer` exchange."""
 
@@ -112,6 +102,25 @@ def must_stop(trainer: Any) -> bool:
     return bool(getattr(trainer, "stop_requests", 0) > 0)
 
 
+@step()
+def handle_signals() -> None:
+    """Before an epoch: handle SIGTERM and Ctrl-C."""
+    set_handlers()
+
+
+@step()
+def remember_save(trainer: Any) -> None:
+    """After a save."""
+    trainer.saved_after = trainer.get_num_updates()
+
+
+@step()
+def stop_if_requested(checkpoint_utils: Any, cfg: Any, trainer: Any, epoch_itr: Any) -> None:
+    """After an update that does not end training, and its validation and saving."""
+    if must_stop(trainer):
+        stop(checkpoint_utils, cfg, trainer, epoch_itr)
+
+
 def stop(checkpoint_utils: Any, cfg: Any, trainer: Any, epoch_itr: Any) -> None:
     """Save a checkpoint unless this update has one, and raise Stopped in all processes."""
     updates = trainer.get_num_updates()
@@ -131,28 +140,3 @@ def stop(checkpoint_utils: Any, cfg: Any, trainer: Any, epoch_itr: Any) -> None:
                 advice = f"to resume from there, leave out {flags}"
             logger.warning(f"stopped after update {updates}, saved; {advice}")
     raise Stopped
-
-
-def patch_train(module: ModuleType) -> None:
-    """Wrap `train` (an epoch), `validate_and_save` (after each update) and `main` of `fairseq_cli.train`."""
-
-    @wrap(module)
-    def train(original, *args, **options):
-        if fault_tolerance.is_on():
-            set_handlers()
-        return original(*args, **options)
-
-    @wrap(module)
-    def validate_and_save(original, cfg, trainer, task, epoch_itr, *args, **options):
-        losses, finished = original(cfg, trainer, task, epoch_itr, *args, **options)
-        if not finished and must_stop(trainer):
-            stop(module.checkpoint_utils, cfg, trainer, epoch_itr)
-        return losses, finished
-
-    @wrap(module)
-    def main(original, *args, **options):
-        try:
-            return original(*args, **options)
-        finally:
-            reset_handlers()
-            resuming.unlock()

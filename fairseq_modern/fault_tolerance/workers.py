@@ -12,12 +12,10 @@ import multiprocessing
 import os
 import signal
 import sys
-from types import ModuleType
 from typing import Any, Iterator
 
-from fairseq_modern import fault_tolerance
 from fairseq_modern.fault_tolerance import stopping
-from fairseq_modern.patching import wrap
+from fairseq_modern.patching import step
 
 PR_SET_PDEATHSIG = 1  # in <linux/prctl.h>
 
@@ -57,20 +55,12 @@ def die_with_torchrun() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def patch(module: ModuleType) -> None:
-    """Wrap `fairseq.distributed.utils.call_main`."""
-
-    @wrap(module)
-    def call_main(original, cfg, main, **options):
-        from fairseq.utils import import_user_module
-
-        import_user_module(cfg.common)  # it may enable fault tolerance; fairseq-hydra-train imports it in `main`
-        if not fault_tolerance.is_on():
-            return original(cfg, main, **options)
-        die_with_torchrun()
-        training = cfg.distributed_training
-        if training.distributed_init_method is None:
-            module.infer_init_method(training)
-        spawns = training.distributed_init_method is not None and not training.distributed_no_spawn
-        with stoppable() if spawns else contextlib.nullcontext():
-            return original(cfg, main, **options)
+@step(contextlib.nullcontext())
+def supervised(module: Any, cfg: Any) -> Any:
+    """Around a training run: `die_with_torchrun`, or `stoppable` workers. `module`: `fairseq.distributed.utils`."""
+    die_with_torchrun()
+    training = cfg.distributed_training
+    if training.distributed_init_method is None:
+        module.infer_init_method(training)
+    spawns = training.distributed_init_method is not None and not training.distributed_no_spawn
+    return stoppable() if spawns else contextlib.nullcontext()

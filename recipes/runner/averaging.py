@@ -8,7 +8,7 @@ from typing import Any, Dict, List
 
 from collab_fairseq import checkpoints
 from fairseq_modern.errors import UserError
-from fairseq_modern.fault_tolerance.resuming import is_valid, read
+from fairseq_modern.fault_tolerance.checkpoints import is_valid, read
 
 from .folder import kept_settings
 from .recipe_run import Average, RecipeRun

@@ -14,7 +14,7 @@ from collab_fairseq import checkpoints
 from collab_fairseq.cli.options import pair, positive, references
 from collab_fairseq.modules.fairseq_compat import as_transformer_collab, model_config
 from fairseq_modern.errors import UserError
-from fairseq_modern.fault_tolerance.resuming import latest_valid_checkpoint
+from fairseq_modern.fault_tolerance.checkpoints import latest_valid_checkpoint
 
 from . import settings
 from .folder import keep_settings, locked

@@ -8,7 +8,8 @@ from typing import Any, Dict, List
 
 from collab_fairseq.records import environment
 from fairseq_modern.errors import UserError
-from fairseq_modern.fault_tolerance.resuming import START, latest_valid_checkpoint
+from fairseq_modern.fault_tolerance.checkpoints import latest_valid_checkpoint
+from fairseq_modern.fault_tolerance.resuming import START
 from fairseq_modern.files import CHECKSUMS, damaged_files
 
 from .averaging import write_averages

@@ -4,7 +4,6 @@ import math
 import os
 import re
 import shutil
-from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -191,7 +190,7 @@ def test_a_training_step_raises_its_first_error(loss, second):
         def get_num_updates(self):
             return 6
 
-        def train_step(self, layer):
+        def fairseqs_step(self, layer):
             logging_outputs = [{"loss": loss}]  # read by the patch
             try:
                 layer()
@@ -202,13 +201,16 @@ def test_a_training_step_raises_its_first_error(loss, second):
                     raise second  # noqa: B904
                 raise
 
+        def train_step(self, layer):
+            with first_error.raised(Trainer.fairseqs_step, self):
+                self.fairseqs_step(layer)
+
     def layer():
         try:
             raise FloatingPointError("caught")
         except FloatingPointError:
             raise UserError("explained")  # noqa: B904
 
-    first_error.patch(SimpleNamespace(Trainer=Trainer))
     with pytest.raises(FloatingPointError, match="Nan/Inf") as raised:
         Trainer().train_step(lambda: None)
     message = error_messages.explain(raised.value)

@@ -21,9 +21,9 @@ from fairseq.tasks.translation import TranslationTask
 from fairseq.trainer import Trainer
 
 from collab_fairseq import checkpoints
+from fairseq_modern import fault_tolerance, wrappers
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import atomic_write, remove_stale_temp_files
-from fairseq_modern.patching import adapts_checkpoints
 from tests.common import TINY_MODEL, TINY_TRAINING
 from tests.fairseq.forked import check_killed, flip_a_bit, kill
 from tests.fairseq.models import Task
@@ -275,13 +275,24 @@ def test_removes_temp_files_of_killed_writes_and_nothing_else(tmp_path):
     assert path.read_bytes() == b"newer"
 
 
-def test_patches_adapt_a_checkpoint_in_the_order_of_their_table():
-    """With one wrapper; the control is the function of fairseq's module, which stays."""
+def test_patches_adapt_a_checkpoint_in_order(monkeypatch):
+    """The control is the function of fairseq's module, which stays."""
     utils = SimpleNamespace(__name__="utils", load_checkpoint_to_cpu=lambda path: [path])
-    module = SimpleNamespace(checkpoint_utils=utils, Trainer=type("Trainer", (), {}))
-    module.Trainer.load_checkpoint = lambda self, path: module.checkpoint_utils.load_checkpoint_to_cpu(path)
-    for name in ("first", "second"):
-        adapts_checkpoints(module)(lambda trainer, state, path, name=name: state.append(f"{name} {path}"))
-    assert module.Trainer().load_checkpoint("file") == ["file", "first file", "second file"]
+    methods = dict.fromkeys(("__init__", "save_checkpoint", "train_step"), lambda *_: None)
+    methods["load_checkpoint"] = lambda self, path, *_: module.checkpoint_utils.load_checkpoint_to_cpu(path)
+    module = SimpleNamespace(checkpoint_utils=utils, Trainer=type("Trainer", (), methods))
+    monkeypatch.setattr(fault_tolerance, "is_on", lambda: False)
+    monkeypatch.setattr(wrappers.plugins, "check_training", lambda trainer: None)
+    for place, name in (
+        (wrappers.plugins, "adapt_checkpoint"),
+        (wrappers.store_ema, "add_average"),
+        (wrappers.unpatched_checkpoints, "check"),
+        (wrappers.position, "adapt_checkpoint"),
+        (wrappers.store_ema, "restore_counter"),
+    ):
+        monkeypatch.setattr(place, name, lambda _, state=None, *rest, name=name: state and state.append(name))
+    wrappers.patch_trainer(module)
+    steps = ["adapt_checkpoint", "add_average", "check", "adapt_checkpoint", "restore_counter"]
+    assert module.Trainer(None).load_checkpoint("file") == ["file", *steps]
     assert module.checkpoint_utils is utils
     assert utils.load_checkpoint_to_cpu("file") == ["file"]

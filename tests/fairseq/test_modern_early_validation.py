@@ -154,17 +154,14 @@ def test_random_numbers_and_statistics_stay_the_same(caplog, maximize, warnings)
     subsets = SimpleNamespace(valid_subset="valid,valid1", disable_validation=False)
     cfg = SimpleNamespace(dataset=subsets, checkpoint=best)
 
-    def states_in_training(patch):
-        def epoch(cfg, trainer, *_):
-            assert hasattr(trainer, "drawn") == (patch is early_validation.patch)
-            trainer.draw()
-            states.append((trainer.drawn, trainer._dummy_batch, metrics.state_dict()))
-
-        program, trainer, states = SimpleNamespace(**{**vars(train), "train": epoch}), RandomTrainer(), []
-        patch(program)
+    def states_in_training(is_checked):
+        trainer = RandomTrainer()
         torch.manual_seed(1), numpy.random.seed(1), random.seed(1)
-        program.train(cfg, trainer, None, None)
-        return states
+        if is_checked:
+            early_validation.check(train, cfg, trainer, None)
+        assert hasattr(trainer, "drawn") == is_checked
+        trainer.draw()
+        return trainer.drawn, trainer._dummy_batch, metrics.state_dict()
 
-    assert states_in_training(early_validation.patch) == states_in_training(lambda program: None)
+    assert states_in_training(True) == states_in_training(False)
     assert [record.levelname for record in caplog.records] == ["WARNING"] * warnings

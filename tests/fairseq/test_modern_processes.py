@@ -15,7 +15,7 @@ from fairseq.distributed import utils
 from torch.multiprocessing import ProcessExitedException
 
 import fairseq_modern.distributed as patches
-from fairseq_modern import fault_tolerance
+from fairseq_modern import fault_tolerance, wrappers
 from fairseq_modern.errors import UserError
 from fairseq_modern.fault_tolerance import stopping, workers
 from tests.common import ROOT, free_port, run
@@ -165,10 +165,15 @@ def on_sigterm():
 
 @pytest.mark.parametrize("on", [True, False])
 def test_signals_are_handled_during_training_only(default_action, monkeypatch, on):
+    from fairseq_cli import train  # configures logging
+
     monkeypatch.setattr(fault_tolerance, "is_on", lambda: on)
-    program = SimpleNamespace(train=on_sigterm, main=lambda: program.train(), validate_and_save=None)
-    stopping.patch_train(program)
-    assert program.main() == (stopping.request_stop if on else signal.SIG_DFL)
+    cfg = forked.training_config("checkpoints")
+    cfg.dataset.disable_validation = True
+    program = SimpleNamespace(**vars(train))
+    program.train, program.main = (lambda *_: on_sigterm()), (lambda cfg: program.train(cfg, None, None, None))
+    wrappers.patch_train(program)
+    assert program.main(cfg) == (stopping.request_stop if on else signal.SIG_DFL)
     assert on_sigterm() == signal.SIG_DFL
     assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
 

@@ -22,6 +22,8 @@ from fairseq.tasks.translation import TranslationConfig
 from fairseq_modern import fault_tolerance
 from fairseq_modern.errors import UserError
 from fairseq_modern.fault_tolerance import position, resuming
+from fairseq_modern.fault_tolerance.checkpoints import latest_valid_checkpoint
+from fairseq_modern.fault_tolerance.interrupted_save import restore_last
 from fairseq_modern.files import atomic_write, remove_stale_temp_files
 from tests.fairseq import forked
 from tests.fairseq.forked import write_checkpoint
@@ -34,19 +36,23 @@ DAMAGE = {
 }
 
 
+def restore(folder):
+    restore_last(checkpoint_utils, forked.training_config(folder).checkpoint, latest_valid_checkpoint(str(folder)))
+
+
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_finds_the_latest_valid_checkpoint(tmp_path, damage):
     older = write_checkpoint(tmp_path / "checkpoint_1_10.pt", 10)
     newer = write_checkpoint(tmp_path / "checkpoint_1_20.pt", 20)
     last = write_checkpoint(tmp_path / "checkpoint_last.pt", 20)
-    assert resuming.latest_valid_checkpoint(str(tmp_path)).path == str(last)
+    assert latest_valid_checkpoint(str(tmp_path)).path == str(last)
     DAMAGE[damage](last)
-    assert resuming.latest_valid_checkpoint(str(tmp_path)).path == str(newer)
+    assert latest_valid_checkpoint(str(tmp_path)).path == str(newer)
     DAMAGE[damage](newer)
-    assert resuming.latest_valid_checkpoint(str(tmp_path)).path == str(older)
+    assert latest_valid_checkpoint(str(tmp_path)).path == str(older)
     DAMAGE[damage](older)
-    assert resuming.latest_valid_checkpoint(str(tmp_path)) is None
-    resuming.restore_last(checkpoint_utils, forked.training_config(tmp_path).checkpoint)
+    assert latest_valid_checkpoint(str(tmp_path)) is None
+    restore(tmp_path)
     assert sorted(tmp_path.iterdir()) == sorted([older, newer, last])
 
 
@@ -58,18 +64,18 @@ def test_ignores_checkpoints_from_which_training_cannot_resume(tmp_path):
     torch.save({**average, "last_optimizer_state": None}, tmp_path / "checkpoint_best.pt")
     torch.save({**average, "extra_state": {}}, tmp_path / "checkpoint6.pt")  # such as crash.pt
     torch.save({**average, "plugin": Path("x")}, tmp_path / "checkpoint5.pt")  # a class that loading rejects
-    assert resuming.latest_valid_checkpoint(str(tmp_path)).path == str(last)
+    assert latest_valid_checkpoint(str(tmp_path)).path == str(last)
     last.unlink()
-    assert resuming.latest_valid_checkpoint(str(tmp_path)) is None
+    assert latest_valid_checkpoint(str(tmp_path)) is None
 
     old = tmp_path / "checkpoint_1_75.pt"  # in the format of torch < 1.6
     torch.save(average, old, _use_new_zipfile_serialization=False)
     assert not zipfile.is_zipfile(old)
-    assert resuming.latest_valid_checkpoint(str(tmp_path)).path == str(old)
+    assert latest_valid_checkpoint(str(tmp_path)).path == str(old)
 
     # any valid checkpoint_last.pt wins, here an average
     shutil.copy(tmp_path / "checkpoint_best.pt", last)
-    assert resuming.latest_valid_checkpoint(str(tmp_path)).path == str(last)
+    assert latest_valid_checkpoint(str(tmp_path)).path == str(last)
 
 
 def updates(path):
@@ -96,7 +102,7 @@ def test_resumes_from_the_checkpoint_that_the_user_has_chosen(tmp_path, way):
     last = tmp_path / "checkpoint_last.pt"
     ROLL_BACK[way](tmp_path / "checkpoint_1_40.pt", last)
     before = files(tmp_path)
-    resuming.restore_last(checkpoint_utils, forked.training_config(tmp_path).checkpoint)
+    restore(tmp_path)
     assert updates(last) == 40
     assert files(tmp_path) == before
 
@@ -111,34 +117,29 @@ def test_restores_the_last_and_the_best_checkpoint(tmp_path, caplog, score, best
     elif last == "a link to nothing":
         (tmp_path / "checkpoint_last.pt").symlink_to("checkpoint_1_30.pt")
     with caplog.at_level(logging.WARNING):
-        resuming.restore_last(checkpoint_utils, forked.training_config(tmp_path).checkpoint)
+        restore(tmp_path)
     assert updates(tmp_path / "checkpoint_last.pt") == 20
     assert updates(tmp_path / "checkpoint_best.pt") == best_updates
     assert "resuming from" in caplog.text
     assert ("checkpoint_last.pt is damaged" in caplog.text) is (last == "damaged")
     assert (last != "damaged") or updates(tmp_path / "checkpoint_last.pt.damaged") == 30  # kept aside
     before = files(tmp_path)
-    resuming.restore_last(checkpoint_utils, forked.training_config(tmp_path).checkpoint)
+    restore(tmp_path)
     assert files(tmp_path) == before
 
 
 def test_rejects_a_missing_restore_file_if_fault_tolerance_is_on(tmp_path, monkeypatch):
-    module = SimpleNamespace(PathManager=os.path, Trainer=type("Trainer", (), {}))
-    module.Trainer.load_checkpoint = lambda self, filename: loaded.append(filename)
-    resuming.patch_trainer(module)
-    trainer = module.Trainer()
-    trainer.cfg, trainer.checkpoint_suffix = forked.training_config(tmp_path), ""
-    loaded, typo, default = [], str(tmp_path / "typo.pt"), str(tmp_path / "checkpoint_last.pt")
+    trainer = SimpleNamespace(cfg=forked.training_config(tmp_path), checkpoint_suffix="")
+    typo, default = str(tmp_path / "typo.pt"), str(tmp_path / "checkpoint_last.pt")
     there = str(write_checkpoint(tmp_path / "checkpoint1.pt", 10))
     monkeypatch.setattr(fault_tolerance, "is_on", lambda: True)
     for missing in (typo, str(tmp_path / "elsewhere" / "checkpoint_last.pt")):
         with pytest.raises(UserError, match=f"there is no checkpoint {missing}"):
-            trainer.load_checkpoint(missing)
-    trainer.load_checkpoint(there)
-    trainer.load_checkpoint(default)  # a new run
+            resuming.check_exists(trainer, missing)
+    resuming.check_exists(trainer, there)
+    resuming.check_exists(trainer, default)  # a new run
     monkeypatch.setattr(fault_tolerance, "is_on", lambda: False)
-    trainer.load_checkpoint(typo)  # unpatched: from scratch
-    assert loaded == [there, default, typo]
+    resuming.check_exists(trainer, typo)  # unpatched: from scratch
 
 
 def test_one_run_at_a_time_uses_a_folder(tmp_path, monkeypatch):

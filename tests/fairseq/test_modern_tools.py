@@ -15,7 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
 
-from fairseq_modern import errors, hydra_train, optional_packages
+from fairseq_modern import errors, hydra_train, optional_packages, wrappers
 from tests.common import run
 from tests.fairseq.commands import hydra_command
 from tests.fairseq.forked import training_config
@@ -49,13 +49,13 @@ def test_the_error_of_a_run_of_a_multirun_does_not_hold_its_model(monkeypatch):
         models.append(weakref.ref(model := torch.nn.Linear(1, 1)))
         raise errors.UserError(f"no luck with {len(list(model.parameters()))} parameters")
 
-    module = SimpleNamespace(_hydra_main=train)
-    errors.patch_hydra_train(module)
+    module = SimpleNamespace(_hydra_main=train, add_defaults=lambda cfg: None)
+    wrappers.patch_hydra_train(module)
     monkeypatch.setattr(sys, "argv", ["fairseq-hydra-train"])
     monkeypatch.setattr(HydraConfig, "initialized", lambda: True)
     monkeypatch.setattr(HydraConfig, "get", lambda: SimpleNamespace(mode=RunMode.MULTIRUN))
     with pytest.raises(errors.UserError, match="no luck"):
-        module._hydra_main(None)
+        module._hydra_main(OmegaConf.create())
     gc.collect()
     assert models[0]() is None
 
@@ -98,22 +98,18 @@ def test_a_flag_whose_package_is_missing_is_an_error(section, setting, value, mo
 
     cfg = training_config(tmp_path)
     cfg.dataset.max_tokens = 100
-    trained = []
-    program = SimpleNamespace(main=lambda cfg: trained.append(cfg))
-    optional_packages.patch(program)
     for module in modules:
         monkeypatch.setitem(sys.modules, module, None)
-    program.main(cfg)  # control: without the flag
+    optional_packages.check(cfg)  # control: without the flag
     cfg[section][setting] = value
-    for main in (train.main, program.main):
+    for function in (train.main, optional_packages.check):
         with pytest.raises(errors.UserError, match=f"--{setting.replace('_', '-')} needs .* run: pip install "):
-            main(cfg)
+            function(cfg)
     for module in modules[-1:]:
         monkeypatch.setitem(sys.modules, module, SimpleNamespace())
     if modules[0] == "azureml":
         monkeypatch.setitem(sys.modules, "azureml", SimpleNamespace(__path__=[]))
-    program.main(cfg)  # control: with the package
-    assert len(trained) == 2
+    optional_packages.check(cfg)  # control: with the package
 
 
 PREFETCHES = """
