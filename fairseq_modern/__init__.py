@@ -75,7 +75,16 @@ AFTER_EVERY_MODULE = ("expressions.patch",)
 
 # Patches without a function in these tables: `wrappers` calls them.
 IN_WRAPPERS = {"cpu_training", "early_validation", "first_error", "optional_packages", "store_ema"}
-IN_WRAPPERS |= {"unpatched_checkpoints", "command", "epoch_end", "out_of_memory", "patience", "resuming", "workers"}
+IN_WRAPPERS |= {
+    "unpatched_checkpoints",
+    "command",
+    "epoch_end",
+    "meters",
+    "out_of_memory",
+    "patience",
+    "resuming",
+    "workers",
+}
 
 _warned: set[str] = set()
 

@@ -24,6 +24,7 @@ from fairseq_modern import (
 from fairseq_modern.fault_tolerance import (
     command,
     epoch_end,
+    meters,
     out_of_memory,
     patience,
     position,
@@ -153,6 +154,7 @@ def patch_trainer(module: Any) -> None:
             module.checkpoint_utils = utils
         store_ema.restore_counter(self, extra_state)
         patience.restore(extra_state, reset_optimizer, reset_meters)
+        meters.restore(extra_state, reset_meters)
         return extra_state
 
     @wrap(module.Trainer)

@@ -1,6 +1,7 @@
 """Training runs that are stopped, killed, run out of memory or disk, resume with other processes; moving averages."""
 
 import contextlib
+import json
 import os
 import re
 import resource
@@ -117,6 +118,22 @@ def test_a_resumed_run_remembers_its_patience(tiny_data, tmp_path, more, last_ep
     assert ("early stop since" in done["outputs"][0]) is (not more)
     assert f"end of epoch {last_epoch} " in done["outputs"][0]
     assert f"end of epoch {last_epoch + 1} " not in done["outputs"][0]
+
+
+@pytest.mark.parametrize(("processes", "on"), [(1, 1), (2, 1), (1, 0)])
+def test_losses_in_the_log_are_the_same_after_resuming_at_the_end_of_an_epoch(tiny_data, tmp_path, processes, on):
+    """A line averages two updates, and an epoch has five, or three in two processes. In the control, it is off."""
+    flags = [tiny_data, *TINY_MODEL, *TINY_TRAINING, "--dropout", 0.3, "--log-format", "json", "--log-interval", 2]
+    lines = {}
+    for name, ends in (("once", [2]), ("resumed", [1, 2])):
+        for end in ends:
+            env = {"FAIRSEQ_MODERN_FAULT_TOLERANCE": str(on)}
+            done = forked.train(tmp_path / name, [*flags, "--max-epoch", end], processes, env)
+            assert set(done["statuses"]) == {0}
+            logged = [json.loads(line) for line in re.findall(r"train_inner \| (\{.*\})", done["outputs"][0])]
+            lines[name] = lines.get(name, []) + [(line["num_updates"], line["loss"]) for line in logged]
+    assert len(lines["once"]) == (3 if processes == 2 else 5)
+    assert (lines["once"] == lines["resumed"]) is (on == 1)
 
 
 def test_a_killed_run_resumes_from_its_last_checkpoint_and_equals_an_uninterrupted_one(troubled):
