@@ -13,7 +13,8 @@ A scale can move between mixing vectors and projections without any effect. Mixi
 v_i = m_i ⊙ |q| ⊙ |k|, where |q| and |k| are the norms of the rows of query and key.
 
 Random matrices also have most of their energy in a part of their dimensions. Each result therefore has the numbers of
-random heads of the same shape: only a difference from them was learned.
+random heads of the same shape: only a difference from them was learned. Captured energy does not depend on the scale of
+the weights, so that normal entries of any variance, as at initialisation, give the same.
 """
 
 import itertools
@@ -29,7 +30,7 @@ from collab_fairseq.modules.heads import in_model_order, short_name
 from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import checkpoint_layers
 from collab_fairseq.records import pages
-from collab_fairseq.records.drawing import LAYERS, drawing
+from collab_fairseq.records.drawing import COLOURS, LAYERS, drawing
 
 from .figures import SITE_TITLES
 
@@ -71,12 +72,13 @@ def redundancy(heads: HeadFactors) -> Dict[str, Any]:
     Returns:
         ``heads``: H. ``key_dim``: K. For each matrix of :data:`MATRICES`, ``captured``: cumulative shares, and
         ``dimensions``: components needed for the :data:`SHARES`; both of the ``layer`` and of its ``heads`` (a list).
-        ``random``: the same as ``dimensions``, of :func:`random_heads`.
+        ``random``: the same as ``dimensions``, of :func:`random_heads`. ``random_captured``: the same as ``captured``,
+        in five decimals, with the lowest and the highest head only.
         ``effective_dims``: (Σ_d v_id²)² / Σ_d v_id⁴ of each head.
         ``overlap``: (H, H), cosine similarities of the v_i; 0 between standard heads.
     """
     query, key, mixing = heads
-    captured_energy = _decompose(heads)
+    captured_energy, random_energy = _decompose(heads), _decompose(random_heads(heads))
     weighted = mixing * query.norm(dim=1) * key.norm(dim=1)
     squares = weighted.square()
     effective_dims = squares.sum(1).square() / squares.square().sum(1).clamp_min(1e-300)
@@ -86,7 +88,8 @@ def redundancy(heads: HeadFactors) -> Dict[str, Any]:
         "key_dim": heads.rank,
         "captured": captured_energy,
         "dimensions": _dimensions(captured_energy),
-        "random": _dimensions(_decompose(random_heads(heads))),
+        "random": _dimensions(random_energy),
+        "random_captured": {matrix: _outlines(energy) for matrix, energy in random_energy.items()},
         "effective_dims": effective_dims.tolist(),
         "overlap": (directions @ directions.T).tolist(),
     }
@@ -138,6 +141,20 @@ def _dimensions(captured_energy: Dict[str, Dict[str, Any]]) -> Dict[str, Dict[st
     }
 
 
+def _outlines(energy: Mapping[str, Any]) -> Dict[str, Any]:
+    """Captured energy in five decimals, with the lowest and the highest head instead of all."""
+    heads = _stacked(energy["heads"]).double()
+    outlines = torch.stack([heads.amin(0), heads.amax(0)])
+    rounded = {"layer": torch.tensor(energy["layer"], dtype=torch.float64), "heads": outlines}
+    return {name: shares.mul(1e5).round().div(1e5).tolist() for name, shares in rounded.items()}
+
+
+def _stacked(heads: Sequence[Sequence[float]]) -> Tensor:
+    """Captured energy of heads in one tensor; shorter lists of shares end at 1."""
+    length = max(map(len, heads))
+    return torch.tensor([list(head) + list(head[-1:]) * (length - len(head)) for head in heads])
+
+
 def _components(energy: Sequence[float]) -> List[int]:
     numbers = []
     for share in SHARES:
@@ -187,6 +204,9 @@ def draw(layers: Layers, path: PathLike, model: str, compared: Sequence[Layers] 
         "layer together. Bands: from the lowest to the highest single head. One seed. "
         "A band without width: all heads are equal."
     )
+    with_random = any("random_captured" in layer for layer in layers.values())  # not in older records
+    if with_random:
+        description += " Grey: heads of the same shape with random weights."
     title = f"Redundancy of the heads: captured energy, {model}"
     with drawing(path, 0.5 + 1.8 * len(groups), title, description) as figure:
         from matplotlib import colormaps
@@ -198,6 +218,9 @@ def draw(layers: Layers, path: PathLike, model: str, compared: Sequence[Layers] 
                 for number, layer_id in enumerate(layer_ids):
                     energy = layers[layer_id]["captured"][matrix]
                     _draw_layer(axis, energy, colours[number], f"layer {number + 1}")
+                random = layers[layer_ids[0]].get("random_captured")
+                if random:
+                    _draw_layer(axis, random[matrix], COLOURS["reference"], "random weights", linestyle="--")
                 axis.set_title(f"{column_title}, {SITE_TITLES[site]}")
             row[0].set_ylabel("captured energy")
         axes[0][0].set_xscale("log", base=2)
@@ -206,19 +229,17 @@ def draw(layers: Layers, path: PathLike, model: str, compared: Sequence[Layers] 
         for axis in axes[-1]:
             axis.set_xlabel("number of singular values")
         handles, labels = axes[list(groups).index(deepest)][0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=6)
+        figure.legend(handles, labels, loc="outside upper center", ncols=min(7, len(labels)))
 
 
-def _draw_layer(axis: Any, energy: Mapping[str, Any], colour: Any, label: str) -> None:
-    length = max(map(len, energy["heads"]))
-    # shorter lists of shares end at 1
-    heads = torch.tensor([head + head[-1:] * (length - len(head)) for head in energy["heads"]])
-    numbers = _log_spaced(length)
+def _draw_layer(axis: Any, energy: Mapping[str, Any], colour: Any, label: str, **style: Any) -> None:
+    heads = _stacked(energy["heads"])
+    numbers = _log_spaced(heads.size(1))
     columns = torch.tensor(numbers) - 1
     low, high = heads.amin(0)[columns].tolist(), heads.amax(0)[columns].tolist()
     axis.fill_between(numbers, low, high, color=colour, alpha=0.3, linewidth=0)
     numbers = _log_spaced(len(energy["layer"]))
-    axis.plot(numbers, [energy["layer"][number - 1] for number in numbers], color=colour, label=label)
+    axis.plot(numbers, [energy["layer"][number - 1] for number in numbers], color=colour, label=label, **style)
 
 
 def _log_spaced(length: int) -> List[int]:

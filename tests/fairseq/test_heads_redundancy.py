@@ -67,6 +67,24 @@ def test_random_heads_of_the_same_shape():
     assert all(number > 16 for head in shared["random"]["query"]["heads"] for number in head)
 
 
+def test_energy_of_random_heads_equals_that_of_other_normal_weights():
+    """Whatever their variance; heads whose dimensions are all equal are a control."""
+    ones = torch.ones(128, 128, dtype=torch.float64)
+    result = redundancy(HeadFactors(ones, ones, block_mixing([32] * 4).double()))
+    query, key = 0.02 * normal(128, 128, seed=5), 3 * normal(128, 128, seed=6)
+    products = [query.T @ key, *(query[rows].T @ key[rows] for rows in torch.arange(128).view(4, 32))]
+    energies = [torch.linalg.svdvals(product).square() for product in products]
+    layer, *heads = [energy.cumsum(0) / energy.sum() for energy in energies]
+    random, captured = result["random_captured"]["product"], result["captured"]["product"]
+    assert (torch.tensor(random["layer"]) - layer).abs().max() < 0.02
+    assert (torch.tensor(captured["layer"]) - layer).abs().max() > 0.5
+    low, high = torch.tensor(random["heads"])
+    assert bool((low <= high).all())
+    for head in heads:
+        assert float((head[:32] - low).min()) > -0.05
+        assert float((head[:32] - high).max()) < 0.05
+
+
 def test_zero_matrix_captures_nothing():
     zero = redundancy(HeadFactors(*(torch.zeros(2, width).double() for width in (3, 3, 2))))
     assert zero["captured"]["query"]["layer"] == zero["effective_dims"] == [0.0, 0.0]
@@ -119,5 +137,6 @@ def test_command_on_a_hugging_face_folder(tmp_path):
     assert "| 4 | 32 |" in rows[2]
     attention = model.encoder.layer[1].attention.self
     heads = standard_heads(attention.query.weight.double(), attention.key.weight.double(), 4)
+    assert ">random weights<" in (tmp_path / "bert.svg").read_text(encoding="utf-8")
     counts = redundancy(heads)["dimensions"]["product"]["layer"]
     assert f"| {' '.join(map(str, counts))} |" in rows[3]
