@@ -21,7 +21,7 @@ from collab_fairseq.records.drawing import check_figure
 from collab_fairseq.records.files import check_writable
 from fairseq_modern.errors import UserError
 
-from .options import add_command, add_machine, add_sites, check_new, pair, positive
+from .options import add_command, add_machine, add_sites, check_new, checkpoint, pair, positive
 
 HELP = "analyse, prune and gate attention heads"
 OR_FOLDER = ", or a Hugging Face model folder"
@@ -108,7 +108,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parsers = {name: add_command(commands, name, description, run) for name, description in ANALYSES.items()}
 
     command = parsers["redundancy"]
-    command.add_argument("checkpoint", metavar="CHECKPOINT", help="fairseq checkpoint or Hugging Face model folder")
+    text = "fairseq checkpoint, its model folder, or Hugging Face model folder"
+    command.add_argument("checkpoint", metavar="CHECKPOINT", type=checkpoint, help=text)
     _add_output(command, "draw the captured energy")
 
     command = parsers["importance"]
@@ -146,7 +147,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_labelled_text(command)
 
     command = parsers["gates"]
-    command.add_argument("checkpoint", metavar="CHECKPOINT", help="checkpoint trained with --head-gates")
+    command.add_argument("checkpoint", metavar="CHECKPOINT", type=checkpoint, help="trained with --head-gates")
     _add_output(command, "draw P(open) as heat maps")
     _add_checkpoint_output(command, "checkpoint without gates and closed heads")
 
@@ -163,8 +164,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_model(parser: argparse.ArgumentParser, nargs: Optional[str] = None, also: str = "") -> None:
     add = parser.add_argument
-    text = "checkpoint of fairseq's transformer or of transformer_collab"
-    add("checkpoint", metavar="CHECKPOINT", nargs=nargs, help=text + also)
+    text = "checkpoint of fairseq's transformer or of transformer_collab, or its model folder"
+    add("checkpoint", metavar="CHECKPOINT", type=checkpoint, nargs=nargs, help=text + also)
     add("--data", metavar="DATA_BIN", help="data-bin of the model (default: the one named in the checkpoint)")
     add("--sentences", type=positive, metavar="N", help="only the first N sentences (default: all)")
     add("--max-tokens", type=positive, default=4000, metavar="N", help="maximum tokens per batch (default: 4000)")

@@ -241,8 +241,8 @@ def _is_huggingface(args: argparse.Namespace) -> bool:
         raise UserError(f"a Hugging Face model must be the only model; got {', '.join(args.checkpoints)}")
     if args.text is None:
         raise UserError(
-            f"{folders[0]} is a folder: a Hugging Face model needs --text FILE.jsonl; a fairseq model is passed "
-            "as its checkpoint file, such as model.pt"
+            f"{folders[0]} is a folder, but not of `collab export --to folder`: a Hugging Face model needs "
+            "--text FILE.jsonl"
         )
     reject_flags(args, FAIRSEQ_FLAGS, "applies to fairseq checkpoints; Hugging Face model folders take --text")
     return True

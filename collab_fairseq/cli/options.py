@@ -47,6 +47,14 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def checkpoint(path: str) -> str:
+    """For argparse: the checkpoint of a model folder made by `collab export --to folder`, any other path as it is."""
+    from collab_fairseq.translation.tokenizer import CARD
+
+    file = os.path.join(path, "model.pt")
+    return file if os.path.isfile(os.path.join(path, CARD)) and os.path.isfile(file) else path
+
+
 def pair(text: str) -> Tuple[str, str]:
     """SPLIT=FILE, for argparse."""
     name, _, file = text.partition("=")

@@ -49,7 +49,8 @@ HELP = "convert a trained model to collaborative heads"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("checkpoint", metavar="CHECKPOINT", help="a translation model trained with fairseq, or a Hugging Face folder")
+    text = "a translation model trained with fairseq, its model folder, or a Hugging Face folder"
+    add("checkpoint", metavar="CHECKPOINT", type=options.checkpoint, help=text)
     add("--output", required=True, metavar="FILE", help="the converted checkpoint or folder, new, written atomically")
     size = parser.add_mutually_exclusive_group(required=True)
     size.add_argument("--key-dim", type=int, metavar="N", help="shared key dimension of every converted layer")

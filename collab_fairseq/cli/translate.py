@@ -1,9 +1,10 @@
-"""Translate raw text with an exported model.
+"""Translate raw text with a trained model.
 
-    collab translate DIR text.en > text.de
-    collab translate DIR <<< "A man is riding a bike."
+    collab translate MODEL text.en > text.de
+    collab translate MODEL <<< "A man is riding a bike."
 
-DIR is a folder made by `collab export`. The output has one line per input line, in order; empty lines stay empty.
+MODEL is a folder made by `collab export`, or a checkpoint whose data-bin, with its SentencePiece model, is still in
+place (export models with BPE codes first). The output has one line per input line, in order; empty lines stay empty.
 Text of any length is read, translated and written in buffers. A line that is not UTF-8, or longer than the model
 allows, is reported on standard error, becomes an empty line, and sets the exit status to 1. UTF-16 text is rejected.
 When interrupted, the command keeps the lines written so far.
@@ -18,18 +19,19 @@ import logging
 import os
 import re
 import sys
+import tempfile
 from typing import Any, BinaryIO, Callable, Iterator, Optional
 
 from . import options
 
-HELP = "translate text with an exported model"
+HELP = "translate text with a trained model"
 
 logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("model", metavar="DIR", help="folder made by `collab export`")
+    add("model", metavar="MODEL", help="folder made by `collab export`, or checkpoint")
     add("file", metavar="FILE", nargs="?", help="raw text, one sentence per line (default: standard input)")
     add("--beam", type=options.positive, default=5, metavar="N", help="beam size (default: 5)")
     add("--lenpen", type=float, default=1.0, metavar="X", help="length penalty (default: 1)")
@@ -59,16 +61,28 @@ def run(args: argparse.Namespace) -> int:
     logging.getLogger("fairseq").setLevel(logging.WARNING)
     import collab_fairseq
 
-    with _open(args.file) as stream:
-        translator = collab_fairseq.load(args.model, device=args.device, precision=args.precision, threads=args.threads)
+    with contextlib.ExitStack() as stack:
+        stream = stack.enter_context(_open(args.file))
+        folder = _export(args.model, stack) if os.path.isfile(args.model) else args.model
+        translator = collab_fairseq.load(folder, device=args.device, precision=args.precision, threads=args.threads)
         return _translate(translator, stream, args)
+
+
+def _export(checkpoint: str, stack: contextlib.ExitStack) -> str:
+    """A model folder of a checkpoint, for the time of this command."""
+    from collab_fairseq.export import write
+    from collab_fairseq.export.source import read_source
+
+    folder = os.path.join(stack.enter_context(tempfile.TemporaryDirectory()), "model")
+    write(read_source(checkpoint), "folder", folder)
+    return folder
 
 
 def _open(file: Optional[str]) -> Any:
     if file is None:
         return contextlib.nullcontext(sys.stdin.buffer)
     if os.path.isdir(file):
-        raise options.UserError(f"FILE must be a file; got the folder {file}: DIR comes first, then FILE")
+        raise options.UserError(f"FILE must be a file; got the folder {file}: MODEL comes first, then FILE")
     return open(file, "rb")
 
 

@@ -18,7 +18,7 @@ from collab_fairseq.models import as_transformer_collab  # and registers the mod
 from collab_fairseq.models.checks import ConfigurationError, check_checkpoint
 from fairseq_modern.errors import UserError
 
-from .tokenizer import check_language
+from .tokenizer import CARD, check_language
 
 
 @dataclass
@@ -187,6 +187,9 @@ def _data_folder(path: Any, checkpoint: str, from_checkpoint: bool) -> str:
     if os.path.isdir(path) and os.pathsep in os.path.abspath(path):
         raise UserError(f"{path} must be a folder without {os.pathsep!r} in its path, where fairseq splits it")
     folder = os.path.abspath(path.split(os.pathsep)[0])
+    beside = os.path.dirname(os.path.abspath(checkpoint))
+    if from_checkpoint and path == os.curdir and os.path.isfile(os.path.join(beside, CARD)):
+        return beside  # of a model folder
     if os.path.isdir(folder) and any(f.startswith("dict.") for f in os.listdir(folder)):
         return folder
     problem = "has no dictionaries (dict.*.txt)" if os.path.isdir(folder) else "does not exist"

@@ -22,6 +22,7 @@ from fairseq_modern.errors import UserError
 from fairseq_modern.files import new_folder, remove_stale_temp_files
 from tests.common import ROOT, collab, run
 from tests.fairseq.forked import check_killed, kill
+from tests.fairseq.models import same_model
 from tests.fairseq.serving_cases import SOURCES
 
 TRAINING = ROOT / "results" / "runs" / "multi30k-encoder_cross_decoder-dk32-blocks8-s1-u4000.json"
@@ -228,6 +229,21 @@ def test_the_hub_reads_the_metadata(models, licence, expected, tmp_path):
         results = card.data.eval_results or []
         assert {result.dataset_name: result.metric_value for result in results} == pytest.approx(bleu, abs=0.0051)
         assert all(result.metric_type == "bleu" for result in results)
+
+
+def test_commands_take_a_checkpoint_or_its_folder(models, tmp_path):
+    """With the same results."""
+    checkpoint, folder = models.checkpoint("standard"), tmp_path / "folder"
+    export(checkpoint, "folder", folder)
+    (tmp_path / "text").write_text("".join(f"{line}\n" for line in SOURCES[:3]))
+    translations = [run("collab", "translate", model, tmp_path / "text").stdout for model in (checkpoint, folder)]
+    assert translations[0] == translations[1] != "\n\n\n"
+    tables = [collab("heads", "redundancy", model) for model in (checkpoint, folder)]
+    assert tables[0] == tables[1]
+    outputs = [tmp_path / f"{number}.pt" for number in range(2)]
+    for model, output in zip((checkpoint, folder), outputs, strict=True):
+        collab("reparam", model, "--key-dim", 4, "--output", output)
+    assert same_model(*(checkpoints.load(output)["model"] for output in outputs))
 
 
 def test_readme_names_a_factor_of_the_logits():

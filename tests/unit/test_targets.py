@@ -52,7 +52,7 @@ def test_rejects_unwritable_output_first(command, tmp_path, monkeypatch):
         ("heads prune x --output y", "--remove and --output go together"),
         ("heads prune x --remove 4 --output y --beam 2", "--beam applies to measurements and not to --remove"),
         ("table x --x key_dim", "--x needs --figure"),
-        ("translate x .", "got the folder .: DIR comes first, then FILE"),
+        ("translate x .", "got the folder .: MODEL comes first, then FILE"),
     ],
 )
 def test_rejects_inapplicable_flags(command, message, tmp_path, monkeypatch, capsys):
