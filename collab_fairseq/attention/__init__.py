@@ -10,8 +10,8 @@
 from .attention_types import ATTENTION_TYPES, SITES
 from .cache import KeyValue
 from .collaborative import CollaborativeAttention
+from .errors import AttentionError
 from .grouped import GroupedAttention
-from .kernels import KernelError
 from .latent import LatentAttention
 from .layer import AttentionLayer
 from .mixing import INITIAL_MIXING, block_mixing, initial_mixing
@@ -21,10 +21,10 @@ __all__ = [
     "ATTENTION_TYPES",
     "INITIAL_MIXING",
     "SITES",
+    "AttentionError",
     "AttentionLayer",
     "CollaborativeAttention",
     "GroupedAttention",
-    "KernelError",
     "KeyValue",
     "LatentAttention",
     "StandardAttention",

@@ -1,42 +1,15 @@
-"""The interface of an attention type: its flags, its description and its conversion to standard heads."""
+"""The interface of an attention type: its settings, its description and its conversion to standard heads."""
 
-from typing import Any, ClassVar, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence
 
 from torch import Tensor, nn
 
 from .factors import HeadMaps, ReparamError, ScoreWeights, affine, standard_heads
 
 
-class Flag(NamedTuple):
-    """A setting of an attention type: a command-line flag of the model and an argument of the layer.
-
-    Attributes:
-        name: name of the setting; ``kv_heads`` is the flag ``--kv-heads``.
-        argument: name of the layer's argument.
-        help: help text of the flag.
-        type: type of the value.
-        default: default value. None: the layer has its own default, and the flag is rejected if no layer of the model
-            has this attention type.
-        choices: allowed values; empty: any value of the type.
-        per_layer: whether ``attention_shapes`` may give a single layer a different value.
-        persistent: whether a trained layer depends on the setting; False if only its initialization does.
-        label: text for tables; ``{}`` stands for the value and ``{s}`` for the plural s.
-    """
-
-    name: str
-    argument: str
-    help: str
-    type: Any = int
-    default: Any = None
-    choices: Tuple[str, ...] = ()
-    per_layer: bool = True
-    persistent: bool = True
-    label: Optional[str] = None
-
-    def of(self, settings: Any) -> Any:
-        """The value in the settings of a model, a mapping by name."""
-        value = settings.get(self.name, self.default)
-        return str(value) if self.choices and value is not None else value
+def is_given(value: Any) -> bool:
+    """Whether a setting without a default value is given: neither None nor False."""
+    return value is not None and value is not False
 
 
 def check_groups(name: str, number: int, num_heads: int) -> None:
@@ -51,14 +24,14 @@ class AttentionType:
     Class attributes:
         type_name: name of the attention type.
         collaborative: whether ``--collaborative-heads`` selects it.
-        flags: settings of the attention type.
-        chosen_by: name of the flag that selects this type unless it has its default; None if the type needs no flag.
+        settings: argument of the layer → setting of a model (a flag) that has its value, besides those of every layer.
+        chosen_by: the argument that selects this type unless it is None or False; None if the type needs none.
         kernels: names of its kernels.
     """
 
     type_name: ClassVar[str]
     collaborative: ClassVar[bool] = False
-    flags: ClassVar[Tuple[Flag, ...]] = ()
+    settings: ClassVar[Mapping[str, str]] = {}
     chosen_by: ClassVar[Optional[str]] = None
     kernels: ClassVar[Sequence[str]]
 
@@ -70,8 +43,12 @@ class AttentionType:
 
     @classmethod
     def arguments(cls, settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> Dict[str, Any]:
-        """Layer arguments that follow from the flags. ``overrides``: arguments of this layer, which take precedence."""
-        return {flag.argument: flag.of(settings) for flag in cls.flags}
+        """Arguments of the layer in a model with these settings, and with ``overrides`` for this layer alone.
+
+        A setting that is missing or None leaves the layer's default.
+        """
+        values = {argument: settings.get(name) for argument, name in cls.settings.items()}
+        return {**{argument: value for argument, value in values.items() if value is not None}, **overrides}
 
     def summary(self) -> str:
         """A description of the heads for model cards."""

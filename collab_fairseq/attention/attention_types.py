@@ -1,20 +1,21 @@
-"""The table of attention types, which flags, checks, records, benchmarks, conversion and exports read.
+"""The attention types, and the layer that the settings of a model describe at each of its sites.
 
 A new attention type is a subclass of :class:`.AttentionLayer` in its own file, and an entry in :data:`ATTENTION_TYPES`.
 """
 
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type
+from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Tuple, Type
 
 import torch
 
-from .attention_type import Flag
+from .attention_type import is_given
 from .collaborative import CollaborativeAttention
+from .errors import AttentionError
 from .grouped import GroupedAttention
 from .latent import LatentAttention
 from .layer import AttentionLayer
 from .standard import StandardAttention
 
-#: all attention types; a layer without further flags has the first collaborative or the first non-collaborative one
+#: all attention types; a layer without further settings has the first collaborative or the first non-collaborative one
 ATTENTION_TYPES: List[Type[AttentionLayer]] = [
     CollaborativeAttention,
     StandardAttention,
@@ -27,8 +28,9 @@ SITES = ("encoder", "cross", "decoder")
 #: site → setting of its key dimension, which takes precedence over ``key_dim``
 KEY_DIM_SETTINGS = {site: f"{site}_key_dim" for site in SITES}
 
-#: settings of a single layer, after conversion or pruning, and their types; all but the first are layer arguments
-_OF_ANY_LAYER = {
+#: settings that a single layer may have after conversion or pruning (``attention_shapes``), and their types; all but
+#: the first are arguments of the layer
+LAYER_SETTINGS: Dict[str, type] = {
     "collaborative": bool,
     "num_heads": int,
     "head_dim": int,
@@ -38,22 +40,26 @@ _OF_ANY_LAYER = {
     "key_bias": bool,
     "value_bias": bool,
     "out_bias": bool,
+    "value_heads": int,
+    "content_bias": bool,
+    "kv_heads": int,
+    "kv_latent_dim": int,
 }
 
 
-def flags() -> Dict[str, Flag]:
-    """The flags of all attention types, by name."""
-    return {flag.name: flag for attention_type in ATTENTION_TYPES for flag in attention_type.flags}
+def parse_sites(text: str, name: str = "--collaborative-heads") -> FrozenSet[str]:
+    """The sites in a setting: names from :data:`SITES` joined by ``_`` in any order, or ``none``.
 
-
-def per_layer_settings() -> Dict[str, Any]:
-    """Settings that a single layer may have in ``attention_shapes``, and their types."""
-    return {**_OF_ANY_LAYER, **{flag.argument: flag.type for flag in flags().values() if flag.per_layer}}
-
-
-def kernels(types: Sequence[Type[AttentionLayer]]) -> Tuple[str, ...]:
-    """The names of the kernels of these attention types, ``auto`` first."""
-    return tuple(dict.fromkeys(["auto", *(name for attention_type in types for name in attention_type.kernels)]))
+    Raises:
+        AttentionError: other names, or a name twice; the message starts with ``name``.
+    """
+    sites = [] if text == "none" else str(text).split("_")
+    if not set(sites) <= set(SITES) or len(set(sites)) != len(sites):
+        raise AttentionError(
+            f"{name} must be different sites among {', '.join(SITES)} joined by '_' (such as encoder_cross), or none; "
+            f"got {text!r}"
+        )
+    return frozenset(sites)
 
 
 def side_of(site: str) -> str:
@@ -69,18 +75,17 @@ def layer_at(
     Args:
         settings: model settings by flat name: ``encoder_embed_dim``, ``key_dim``, ``kv_heads``, …
         site: one of :data:`SITES`.
-        overrides: settings of this layer alone, see :func:`per_layer_settings`.
+        overrides: settings of this layer alone, see :data:`LAYER_SETTINGS`.
 
     Raises:
         ValueError: a setting of the layer belongs to another attention type.
     """
     overrides = dict(overrides or {})
-    sites = (settings.get("collaborative_heads") or "none").split("_")
-    collaborative = overrides.pop("collaborative", site in sites)
-    attention_type = _type_of(collaborative, settings, overrides)
-    defaults = {flag.argument: flag.default for flag in flags().values()}
-    for name in sorted(defaults.keys() - {flag.argument for flag in attention_type.flags}):
-        if overrides.pop(name, defaults[name]) not in (None, False, defaults[name]):
+    collaborative_sites = parse_sites(settings.get("collaborative_heads") or "none")
+    attention_type = _type_of(overrides.pop("collaborative", site in collaborative_sites), settings, overrides)
+    others = {argument for each in ATTENTION_TYPES for argument in each.settings} - set(attention_type.settings)
+    for name in sorted(others & set(overrides)):
+        if is_given(overrides.pop(name)):
             raise ValueError(f"{name!r} is not a setting of {attention_type.type_name} heads")
     key_dim = settings.get(KEY_DIM_SETTINGS[site])
     source_width = settings["encoder_embed_dim"] if site == "cross" else None
@@ -90,21 +95,22 @@ def layer_at(
         "key_dim": settings.get("key_dim") if key_dim is None else key_dim,
         "kdim": source_width,
         "vdim": source_width,
-        "init": str(settings.get("attention_init") or "default"),
+        "init": settings.get("attention_init") or "default",
     }
-    return attention_type, {**arguments, **attention_type.arguments(settings, overrides), **overrides}
+    return attention_type, {**arguments, **attention_type.arguments(settings, overrides)}
 
 
 def _type_of(collaborative: bool, settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> Type[AttentionLayer]:
-    """The type whose flag is not at its default: for this layer alone, or else for the model; or the default type."""
+    """The type that a setting chooses, for this layer alone or else for the model; or the default type."""
     types = [attention_type for attention_type in ATTENTION_TYPES if attention_type.collaborative == collaborative]
-    chosen_by = [(each, flag) for each in types for flag in each.flags if flag.name == each.chosen_by]
-    for attention_type, flag in chosen_by:
-        if overrides.get(flag.argument, flag.default) != flag.default:
-            return attention_type
-    for attention_type, flag in chosen_by:
-        if flag.argument not in overrides and settings.get(flag.name, flag.default) != flag.default:
-            return attention_type
+    optional = [attention_type for attention_type in types if attention_type.chosen_by is not None]
+    for of_layer in (True, False):
+        for attention_type in optional:
+            argument = str(attention_type.chosen_by)
+            if (argument in overrides) == of_layer:
+                value = overrides[argument] if of_layer else settings.get(attention_type.settings[argument])
+                if is_given(value):
+                    return attention_type
     return types[0]
 
 
@@ -113,10 +119,10 @@ def uninitialized_layer(
 ) -> AttentionLayer:
     """A layer with uninitialized parameters, to count them; for arguments and errors see :func:`layer_at`."""
     attention_type, arguments = layer_at(settings, site, overrides)
-    for flag in attention_type.flags:
-        if not flag.persistent:
-            arguments.pop(flag.argument)
-    return on_meta_device(attention_type, arguments).to_empty(device="cpu")
+    arguments = {name: value for name, value in arguments.items() if name not in ("init", "mixing")}
+    with torch.device("meta"):
+        layer = attention_type(**arguments).eval()
+    return layer.to_empty(device="cpu")
 
 
 @torch.no_grad()
@@ -125,9 +131,3 @@ def kv_cache_per_token(layer: AttentionLayer) -> int:
     key = layer.q_proj.weight.new_empty(1, 1, layer.kdim)
     value = key if layer.vdim == layer.kdim else key.new_empty(1, 1, layer.vdim)
     return sum(tensor.numel() for tensor in layer.project(key, value) if tensor is not None)
-
-
-def on_meta_device(attention_type: Type[AttentionLayer], arguments: Mapping[str, Any]) -> AttentionLayer:
-    """A layer on torch's meta device. ValueError: inconsistent sizes."""
-    with torch.device("meta"):
-        return attention_type(**arguments).eval()

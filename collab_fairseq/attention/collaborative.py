@@ -6,17 +6,16 @@ also share values, as in grouped-query attention (Ainslie et al. 2023, https://a
 """
 
 import math
-from typing import Any, Dict, Mapping, Optional, Union
+from typing import Any, ClassVar, Dict, Mapping, Optional, Union
 
 import torch
 from torch import Tensor, nn
 
-from .attention_type import Flag
 from .cache import Attended, KeyValue
 from .factors import HeadFactors, HeadMaps, ScoreWeights, affine
 from .kernels import COLLABORATIVE, attend_collaborative
 from .layer import AttentionLayer, named_after_key_dim
-from .mixing import INITIAL_MIXING, initial_mixing
+from .mixing import initial_mixing
 
 
 def _like(parameter: Tensor, values: Tensor) -> Tensor:
@@ -69,41 +68,12 @@ class CollaborativeAttention(AttentionLayer):
 
     type_name, collaborative = "collaborative", True
     kernels = tuple(COLLABORATIVE)
-    flags = (
-        Flag(
-            "value_heads",
-            "value_heads",
-            "collaborative heads also share values, in N groups (N divides the number of heads), so that the KV "
-            "cache is smaller (default: one group per head)",
-            label="{} value head{s}",
-        ),
-        Flag(
-            "mixing_init",
-            "mixing",
-            "initial mixing matrix of collaborative heads: xavier, blocks (start as standard heads) or normal "
-            "(variance 1 / heads) (default: xavier)",
-            default="xavier",
-            choices=tuple(INITIAL_MIXING),
-            per_layer=False,
-            persistent=False,
-        ),
-        Flag(
-            "mixing_lr_multiplier",
-            "mixing_lr_multiplier",
-            "with Adam, multiply the learning rate of the mixing matrix and the content bias by this number "
-            "(default: 1)",
-            type=float,
-            default=1.0,
-            per_layer=False,
-        ),
-        Flag(
-            "attention_content_bias",
-            "content_bias",
-            "add a content bias to collaborative heads (equation 13 of the paper)",
-            type=bool,
-            default=False,
-        ),
-    )
+    settings: ClassVar[Mapping[str, str]] = {
+        "value_heads": "value_heads",
+        "mixing": "mixing_init",
+        "mixing_lr_multiplier": "mixing_lr_multiplier",
+        "content_bias": "attention_content_bias",
+    }
 
     _scaled = ("mixing", "content_bias")
     content_bias: Optional[Tensor]
@@ -178,10 +148,9 @@ class CollaborativeAttention(AttentionLayer):
 
     @classmethod
     def arguments(cls, settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> Dict[str, Any]:
-        arguments = super().arguments(settings, overrides)
         if "scale" in overrides:  # the scale of a single layer already includes the multiplier
-            arguments["mixing_lr_multiplier"] = 1.0
-        return arguments
+            overrides = {"mixing_lr_multiplier": 1.0, **overrides}
+        return super().arguments(settings, overrides)
 
     def reset_parameters(self) -> None:
         """Xavier projections, the chosen mixing matrix, content bias zero."""

@@ -15,13 +15,10 @@ from typing import Dict, NamedTuple, Optional
 import torch
 from torch import Tensor, nn
 
+from .errors import AttentionError
 from .mixing import block_mixing
 
-
-class ReparamError(ValueError):
-    """Heads, sizes or statistics are invalid. The message is one sentence."""
-
-    user_error = True  # see fairseq_modern.errors.UserError
+ReparamError = AttentionError  #: its name in :mod:`collab_fairseq.reparam`
 
 
 class HeadMaps(NamedTuple):

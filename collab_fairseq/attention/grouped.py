@@ -4,11 +4,11 @@ Ainslie et al. (2023), https://arxiv.org/abs/2305.13245; with one group: Shazeer
 https://arxiv.org/abs/1911.02150.
 """
 
-from typing import Optional
+from typing import ClassVar, Mapping, Optional
 
 import torch
 
-from .attention_type import Flag, check_groups
+from .attention_type import check_groups
 from .layer import named_after_key_dim
 from .standard import StandardAttention
 
@@ -28,15 +28,7 @@ class GroupedAttention(StandardAttention):
     """
 
     type_name, chosen_by = "grouped", "kv_heads"
-    flags = (
-        Flag(
-            "kv_heads",
-            "kv_heads",
-            "standard heads share keys and values in N groups (N divides the number of heads): grouped-query "
-            "attention, or multi-query attention with N = 1 (default: one group per head)",
-            label="{} key and value head{s}",
-        ),
-    )
+    settings: ClassVar[Mapping[str, str]] = {"kv_heads": "kv_heads"}
 
     @named_after_key_dim
     def __init__(

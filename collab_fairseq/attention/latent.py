@@ -3,12 +3,11 @@
 DeepSeek-AI (2024), "DeepSeek-V2", https://arxiv.org/abs/2405.04434, section 2.1; queries are not compressed.
 """
 
-from typing import List, Optional, Tuple
+from typing import ClassVar, List, Mapping, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 
-from .attention_type import Flag
 from .cache import Attended, KeyValue
 from .factors import ReparamError, ScoreWeights
 from .layer import named_after_key_dim
@@ -36,15 +35,7 @@ class LatentAttention(StandardAttention):
     """
 
     type_name, chosen_by = "latent", "kv_latent_dim"
-    flags = (
-        Flag(
-            "kv_latent_dim",
-            "kv_latent_dim",
-            "standard heads compute keys and values from a shared latent of this width per token, and decoding caches "
-            "only the latent: multi-head latent attention (default: no latent)",
-            label="latent {}",
-        ),
-    )
+    settings: ClassVar[Mapping[str, str]] = {"kv_latent_dim": "kv_latent_dim"}
 
     @named_after_key_dim
     def __init__(

@@ -20,9 +20,9 @@ from omegaconf import OmegaConf
 
 from collab_fairseq import checkpoints
 from collab_fairseq.checkpoints import PathLike
-from collab_fairseq.models.config import OWN_FIELDS
+from collab_fairseq.models.config import OWN_DEFAULTS
 from collab_fairseq.modules import gates
-from collab_fairseq.modules.fairseq_compat import flat
+from collab_fairseq.modules.settings import flat
 from collab_fairseq.scoring.text import HYPHENS, base_language
 from collab_fairseq.training import chunked_loss
 from collab_fairseq.translation.text import byte_unit
@@ -60,7 +60,7 @@ def portable(source: Source, half: bool = False, arch: str = "transformer_collab
     # the layers to keep are already the only ones
     settings = {**flat(asdict(source.config)), "encoder_layers_to_keep": None, "decoder_layers_to_keep": None}
     if arch == "transformer":
-        settings = {name: value for name, value in settings.items() if name not in OWN_FIELDS}
+        settings = {name: value for name, value in settings.items() if name not in OWN_DEFAULTS}
     cfg["model"] = {**settings, "_name": arch, "arch": arch}
     languages = {"source_lang": card.source_lang, "target_lang": card.target_lang}
     cfg["task"] = {**original["task"], "data": ".", **languages}

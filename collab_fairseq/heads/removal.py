@@ -142,9 +142,9 @@ def _remove(collab_state: Dict[str, Any], heads: Mapping[str, Iterable[int]], em
         parameters = {name.removeprefix(prefix): tensor for name, tensor in model.items() if name.startswith(prefix)}
         shape = shapes.setdefault(layer_id, {})
         shape["scale"] = layer.scale
-        for flag in layer.flags:
-            if flag.argument.endswith("_heads") and shape.get(flag.argument, flag.of(config)):
-                shape[flag.argument] = max(1, len(kept))  # groups of one head, since no heads share
+        for argument, name in layer.settings.items():
+            if argument.endswith("_heads") and shape.get(argument, config.get(name)):
+                shape[argument] = max(1, len(kept))  # groups of one head, since no heads share
         for name, tensor in _cut(parameters, kept, layer.num_heads, shape).items():
             model[prefix + name] = tensor.clone()
     config.update(attention_shapes=shapes, mask_heads=None)

@@ -1,19 +1,20 @@
 """Conversion of command lines, presets, Hydra configs and saved settings to :class:`.TransformerCollabConfig`."""
 
+import copy
 import logging
 from argparse import Namespace
-from difflib import get_close_matches
-from typing import Any, Dict, List
+from typing import Any, List
 
+from fairseq import models
 from omegaconf import DictConfig, OmegaConf
 
 from collab_fairseq import checkpoints
-from collab_fairseq.attention.attention_types import KEY_DIM_SETTINGS, SITES, flags, side_of
-from collab_fairseq.modules.fairseq_compat import SUB_CONFIGS, as_transformer_collab, flat, model_config
-from collab_fairseq.modules.settings import ConfigurationError, check_type, parse_shapes, parse_sites
+from collab_fairseq.attention.attention_types import KEY_DIM_SETTINGS, SITES, parse_sites, side_of
+from collab_fairseq.modules.fairseq_compat import as_transformer_collab, model_config
+from collab_fairseq.modules.settings import SUB_CONFIGS, ConfigurationError, flat, parse_shapes
 
 from .checks import DEFAULT_IF_NONE, FIELD_TYPES, check_config, check_fields
-from .config import TransformerCollabConfig
+from .config import OWN_DEFAULTS, TransformerCollabConfig
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ _INHERITED = (
     "collaborative_heads",
     "key_dim",
     *KEY_DIM_SETTINGS.values(),
-    *(name for name, flag in flags().items() if flag.persistent),
+    *("value_heads", "mixing_lr_multiplier", "attention_content_bias", "kv_heads", "kv_latent_dim"),
     "attention_shapes",
 )
 
@@ -38,19 +39,29 @@ def flatten(cfg: DictConfig, others: bool = False) -> None:
     Args:
         others: allow settings that ``transformer_collab`` does not have.
     """
-    for section in SUB_CONFIGS:
-        check_type(f"model.{section}", Dict, cfg.get(section) or {})
-        nested = cfg.pop(section, None) or {}
-        for key, value in nested.items():
-            name = f"{section}_{key}"
-            if name in cfg:
-                raise ConfigurationError(f"model.{section}.{key} and model.{name} are the same setting; give only one")
-            cfg[name] = value
-    for name in map(str, cfg):
+    OmegaConf.resolve(cfg)
+    settings = flat(OmegaConf.to_container(cfg))
+    for name in settings:
         if not others and name not in FIELD_TYPES and name != "arch":
-            nearest = get_close_matches(name, FIELD_TYPES, n=1)
-            hint = f"; did you mean model.{nearest[0]}?" if nearest else ""
-            raise ConfigurationError(f"model.{name} is not a setting of transformer_collab{hint}")
+            raise ConfigurationError(f"model.{name} is not a setting of transformer_collab")
+    for section in SUB_CONFIGS:
+        cfg.pop(section, None)
+    cfg.update(settings)
+
+
+def configure(settings: Any) -> TransformerCollabConfig:
+    """The checked config of a model, with the values of its preset, without building it.
+
+    Args:
+        settings: section ``model`` of a Hydra config, nested or flat; not modified.
+
+    Raises:
+        ConfigurationError: invalid settings.
+    """
+    cfg: DictConfig = OmegaConf.create(dict(OmegaConf.to_container(OmegaConf.create(settings), resolve=True)))  # type: ignore[arg-type]
+    flatten(cfg)
+    models.ARCH_CONFIG_REGISTRY[cfg.get("arch") or cfg._name](cfg)
+    return resolve(cfg)
 
 
 def resolve(args: Any) -> TransformerCollabConfig:
@@ -127,7 +138,7 @@ def inherit_attention(args: Any) -> None:
     if not isinstance(state.get("model"), dict):
         raise ConfigurationError(f"--attention-from must be a checkpoint with model parameters; {path} has none")
     try:
-        config = model_config(as_transformer_collab(state))
+        config = {**copy.deepcopy(OWN_DEFAULTS), **model_config(as_transformer_collab(state))}
     except ConfigurationError as error:
         raise ConfigurationError(f"--attention-from {path}: {error}") from error
     for name in _INHERITED:

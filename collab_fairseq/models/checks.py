@@ -1,27 +1,26 @@
 """Checks of the settings of ``transformer_collab`` before a model is built."""
 
 import math
-import re
 from argparse import Namespace
-from typing import Any, Dict, List, Mapping, Sequence, Type, get_type_hints
+from typing import Any, Dict, List, Mapping, Sequence, get_type_hints
 
+import torch
 from fairseq.criterions import CRITERION_REGISTRY
-from torch import nn
 
-from collab_fairseq.attention import AttentionLayer
-from collab_fairseq.attention.attention_types import (
-    ATTENTION_TYPES,
-    KEY_DIM_SETTINGS,
-    SITES,
-    flags,
-    kernels,
-    layer_at,
-    on_meta_device,
-    side_of,
-)
-from collab_fairseq.modules.fairseq_compat import SUB_CONFIGS, model_config
+from collab_fairseq.attention import ATTENTION_TYPES, SITES, AttentionLayer
+from collab_fairseq.attention.attention_type import is_given
+from collab_fairseq.attention.attention_types import side_of
+from collab_fairseq.modules.attention import build_attention
+from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.heads import check_heads, parse_heads
-from collab_fairseq.modules.settings import ConfigurationError, check_type, flat_settings, parse_shapes, parse_sites
+from collab_fairseq.modules.settings import (
+    SUB_CONFIGS,
+    ConfigurationError,
+    check_type,
+    flat,
+    parse_shapes,
+    parse_sites,
+)
 
 from .config import TransformerCollabConfig
 
@@ -36,16 +35,9 @@ _RANGES = {
 DEFAULT_IF_NONE = ("max_source_positions", "max_target_positions")
 
 
-def _field_types() -> Dict[str, Any]:
-    types = get_type_hints(TransformerCollabConfig)
-    for section in SUB_CONFIGS:
-        for name, field_type in get_type_hints(types.pop(section)).items():
-            types[f"{section}_{name}"] = field_type
-    return types
-
-
+_HINTS = get_type_hints(TransformerCollabConfig)
 #: flat name of a setting (``encoder_layers``) → its type
-FIELD_TYPES = _field_types()
+FIELD_TYPES = flat({**_HINTS, **{section: get_type_hints(_HINTS[section]) for section in SUB_CONFIGS}})
 
 
 def check_fields(settings: Mapping[str, Any]) -> None:
@@ -67,85 +59,37 @@ def _sites(cfg: TransformerCollabConfig) -> List[str]:
 
 
 def check_config(cfg: TransformerCollabConfig) -> None:
-    """Raise ConfigurationError unless every layer accepts its settings and every flag has an effect."""
-    parse_sites(cfg.collaborative_heads)
-    settings = flat_settings(cfg)
-    layers = {site: layer_at(settings, site) for site in _sites(cfg)}
-    types = [attention_type for attention_type, _ in layers.values()]
-    _check_type_flags(settings, types)
-    available = kernels(ATTENTION_TYPES if cfg.attention_shapes else types)
-    kernel = str(cfg.attention_kernel)
-    if kernel not in available:
-        raise ConfigurationError(
-            f"--attention-kernel must be one of {', '.join(available)} with --collaborative-heads "
-            f"{cfg.collaborative_heads}; got {kernel!r}"
-        )
+    """Raise ConfigurationError unless every layer can be built from its settings and every flag has an effect."""
     for side in ("encoder", "decoder"):
         if getattr(cfg, side).xformers_att_config is not None:
             raise ConfigurationError(f"--{side}-xformers-att-config is not an option of transformer_collab")
-    for site, (attention_type, arguments) in layers.items():
-        try:
-            layer = on_meta_device(attention_type, {**arguments, "dropout": cfg.attention_dropout})
-            _check_noise_blocks(cfg, layer)
-        except (ValueError, RuntimeError) as error:  # RuntimeError: too large for PyTorch
-            message = _with_flag_names(str(error), attention_type, settings, site)
-            raise ConfigurationError(f"{site} attention: {message}") from error
-    for layer_id, shape in parse_shapes(cfg.attention_shapes).items():
-        site, _, _ = layer_id.partition(".")
-        try:
-            _check_noise_blocks(cfg, on_meta_device(*layer_at(settings, site, shape)))
-        except (ValueError, RuntimeError) as error:
-            raise ConfigurationError(f"attention_shapes[{layer_id}]: {error}") from error
     _check_heads(cfg)
+    layers = []
+    for layer_id in (*_sites(cfg), *parse_shapes(cfg.attention_shapes)):  # a site: its layers without their own shape
+        try:
+            with torch.device("meta"):
+                layers.append(build_attention(cfg, layer_id))
+        except (ValueError, RuntimeError, AssertionError) as error:  # from the layer, torch, fairseq's quant_noise
+            raise ConfigurationError(f"{layer_id} attention: {error}") from error
+    _check_flags(flat(cfg), layers)
 
 
-def _check_noise_blocks(cfg: TransformerCollabConfig, layer: AttentionLayer) -> None:
-    """Raise ValueError unless blocks of quantization noise divide the inputs of all projections."""
-    block_size = cfg.quant_noise.pq_block_size
-    for projection in layer.children():
-        if isinstance(projection, nn.Linear) and cfg.quant_noise.pq > 0 and projection.in_features % block_size != 0:
-            raise ValueError(
-                f"--quant-noise-pq-block-size must divide the {projection.in_features} inputs of a projection; "
-                f"got {block_size}"
-            )
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def _with_flag_names(message: str, attention_type: Type[AttentionLayer], settings: Mapping[str, Any], site: str) -> str:
-    """An error message of a layer, with flags instead of the layer's arguments."""
-    side, key_dim = side_of(site), KEY_DIM_SETTINGS[site]
-    names = {
-        "embed_dim": f"{side}_embed_dim",
-        "num_heads": f"{side}_attention_heads",
-        "init": "attention_init",
-        "dropout": "attention_dropout",
-        "key_dim": "key_dim" if settings[key_dim] is None else key_dim,
-        **{flag.argument: flag.name for flag in attention_type.flags},
-    }
-    return re.sub(rf"\b({'|'.join(names)})\b", lambda match: _flag(names[match[0]]), message)
-
-
-def _check_type_flags(settings: Mapping[str, Any], types: Sequence[Type[AttentionLayer]]) -> None:
-    """Reject flags of attention types that the model does not have, and flags for several types at once."""
-    # recipes set flags with other defaults, such as --mixing-init, also for models where they have no effect
-    choices = [attention_type.chosen_by for attention_type in ATTENTION_TYPES]
-    optional = {name: flag for name, flag in flags().items() if flag.default in (None, False) or name in choices}
-    active = {name for name, flag in optional.items() if settings[name] != flag.default}
-    choosing = [name for name in choices if name in active]
-    if len(choosing) > 1:
-        names = " and ".join(_flag(str(name)) for name in choosing)
-        raise ConfigurationError(f"{names} select different attention types; give only one of them")
-    unused = active - {flag.name for attention_type in types for flag in attention_type.flags}
+def _check_flags(settings: Mapping[str, Any], layers: Sequence[AttentionLayer]) -> None:
+    """Raise ConfigurationError if a flag is a setting or the kernel of attention types that no layer has."""
+    heads = " and ".join(sorted({layer.type_name for layer in layers}))
+    kernel, kernels = settings["attention_kernel"], {name for layer in layers for name in layer.kernels}
+    if kernel not in ("auto", *kernels):
+        raise ConfigurationError(
+            f"--attention-kernel must be among auto, {', '.join(sorted(kernels))} with {heads} heads; got {kernel!r}"
+        )
+    used = {name for layer in layers for name in layer.settings.values()}
     for attention_type in ATTENTION_TYPES:
-        for name in sorted(unused & {flag.name for flag in attention_type.flags}):
-            heads = "collaborative" if attention_type.collaborative else "standard"
-            raise ConfigurationError(
-                f"{_flag(name)}{'' if settings[name] is True else f' {settings[name]}'} is for {heads} heads, "
-                f"but --collaborative-heads is {settings['collaborative_heads']}"
-            )
+        for name in attention_type.settings.values():
+            # recipes set those with other defaults, such as --mixing-init, also for models where they have no effect
+            has_default = is_given(getattr(TransformerCollabConfig, name))
+            if not has_default and name not in used and is_given(settings[name]):
+                flag = f"--{name.replace('_', '-')}"
+                raise ConfigurationError(f"{flag} is for {attention_type.type_name} heads; the model has {heads} heads")
 
 
 def _check_heads(cfg: TransformerCollabConfig) -> None:

@@ -4,14 +4,15 @@ The model is registered *without* this dataclass, because fairseq drops nested f
 that are registered with one. :mod:`.arguments` converts flags, presets and Hydra configs to this config.
 """
 
-from dataclasses import dataclass, field, fields, make_dataclass
-from typing import Any, Dict, List, Optional, Tuple
+from dataclasses import dataclass, field, fields
+from typing import Any, Dict, List, Optional
 
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models.transformer import TransformerConfig
 
-from collab_fairseq.attention.attention_type import Flag
-from collab_fairseq.attention.attention_types import ATTENTION_TYPES, KEY_DIM_SETTINGS, SITES, flags, kernels
+from collab_fairseq.attention import INITIAL_MIXING
+from collab_fairseq.attention.attention_types import KEY_DIM_SETTINGS, SITES
+from collab_fairseq.attention.kernels import COLLABORATIVE
 from collab_fairseq.attention.layer import INITS
 from collab_fairseq.checkpoints import DICTIONARIES
 from collab_fairseq.modules.gates import CRITERION, OPEN
@@ -24,23 +25,12 @@ def _flag(default: Any, text: str) -> Any:
     return field(default=default, metadata={"help": text})
 
 
-def _field(flag: Flag) -> Tuple[str, Any, Any]:
-    """The dataclass field of a flag that an attention type declares."""
-    value_type = ChoiceEnum(list(flag.choices)) if flag.choices else flag.type
-    if flag.default is None:
-        value_type = Optional[value_type]
-    return flag.name, value_type, _flag(flag.default, flag.help)
-
-
-#: fairseq's config with the flags of all attention types
-_ConfigOfAttentionTypes: Any = make_dataclass(
-    "_ConfigOfAttentionTypes", map(_field, flags().values()), bases=(TransformerConfig,)
-)
-
-
 @dataclass
-class TransformerCollabConfig(_ConfigOfAttentionTypes):  # type: ignore[misc]
-    """Settings of :class:`.TransformerCollabModel`. Each attention type declares its own settings."""
+class TransformerCollabConfig(TransformerConfig):  # type: ignore[misc]
+    """Settings of :class:`.TransformerCollabModel`.
+
+    ``settings`` of an attention type (:class:`.AttentionType`) lists those that its layers take.
+    """
 
     collaborative_heads: str = _flag(
         "encoder_cross_decoder", f"sites with collaborative heads: {_SITES} (default: encoder_cross_decoder)"
@@ -53,12 +43,37 @@ class TransformerCollabConfig(_ConfigOfAttentionTypes):  # type: ignore[misc]
     encoder_key_dim: Optional[int] = _flag(None, "total key dimension of encoder self-attention (default: --key-dim)")
     cross_key_dim: Optional[int] = _flag(None, "total key dimension of encoder-decoder attention (default: --key-dim)")
     decoder_key_dim: Optional[int] = _flag(None, "total key dimension of decoder self-attention (default: --key-dim)")
+    value_heads: Optional[int] = _flag(
+        None,
+        "collaborative heads also share values, in N groups (N divides the number of heads), so that the KV cache is "
+        "smaller (default: one group per head)",
+    )
+    mixing_init: ChoiceEnum(list(INITIAL_MIXING)) = _flag(  # type: ignore[valid-type]  # noqa: RUF009
+        "xavier",
+        "initial mixing matrix of collaborative heads: xavier, blocks (start as standard heads) or normal (variance "
+        "1 / heads) (default: xavier)",
+    )
+    mixing_lr_multiplier: float = _flag(
+        1.0,
+        "with Adam, multiply the learning rate of the mixing matrix and the content bias by this number (default: 1)",
+    )
+    attention_content_bias: bool = _flag(False, "add a content bias to collaborative heads (equation 13 of the paper)")
+    kv_heads: Optional[int] = _flag(
+        None,
+        "standard heads share keys and values in N groups (N divides the number of heads): grouped-query attention, or "
+        "multi-query attention with N = 1 (default: one group per head)",
+    )
+    kv_latent_dim: Optional[int] = _flag(
+        None,
+        "standard heads compute keys and values from a shared latent of this width per token, and decoding caches only "
+        "the latent: multi-head latent attention (default: no latent)",
+    )
     attention_init: ChoiceEnum(list(INITS)) = _flag(  # type: ignore[valid-type]  # noqa: RUF009
         "default",
         "initialisation of the query, key and value projections: default (Xavier with gain 1/sqrt(2)), or authors (as "
         "in the code of the paper's authors: gain 1 if the key dimension differs from the width) (default: default)",
     )
-    attention_kernel: ChoiceEnum(list(kernels(ATTENTION_TYPES))) = _flag(  # type: ignore[valid-type]  # noqa: RUF009
+    attention_kernel: ChoiceEnum(["auto", *COLLABORATIVE]) = _flag(  # type: ignore[valid-type]  # noqa: RUF009
         "auto",
         "implementation of attention: bmm (plain matrix products), head_loop (one head after the other, for CPUs), "
         "sdpa (PyTorch's fused attention), or auto, the fastest (default: auto); the results are the same",
@@ -109,7 +124,9 @@ class TransformerCollabConfig(_ConfigOfAttentionTypes):  # type: ignore[misc]
         return [name for name in super()._get_all_attributes() if name not in written]
 
 
-#: fields that fairseq's config does not have
-OWN_FIELDS = tuple(
-    f.name for f in fields(TransformerCollabConfig) if f.name not in TransformerConfig.__dataclass_fields__
-)
+#: settings that fairseq's config does not have → default
+OWN_DEFAULTS = {
+    f.name: getattr(TransformerCollabConfig(), f.name)
+    for f in fields(TransformerCollabConfig)
+    if f.name not in TransformerConfig.__dataclass_fields__
+}

@@ -1,5 +1,6 @@
 """Named architectures. Each sets its own values and leaves the others to fairseq's preset of the same size."""
 
+import copy
 import functools
 from typing import Any, Callable
 
@@ -9,7 +10,7 @@ from fairseq.models.transformer import transformer_legacy
 from omegaconf import OmegaConf, open_dict
 
 from .arguments import flatten, inherit_attention
-from .config import OWN_FIELDS, TransformerCollabConfig
+from .config import OWN_DEFAULTS
 from .transformer_collab import TransformerCollabModel  # registered before its presets
 
 _NAME = "transformer_collab"
@@ -39,9 +40,7 @@ models.build_model = _flat_for_presets(models.build_model)
 def _defaults(args: Any, **values: Any) -> None:
     """Set the values that neither the command line nor the Hydra config sets."""
     inherit_attention(args)
-    default = TransformerCollabConfig()
-    values = {**{name: getattr(default, name) for name in OWN_FIELDS}, **values}
-    for name, value in values.items():
+    for name, value in {**copy.deepcopy(OWN_DEFAULTS), **values}.items():
         if not hasattr(args, name):
             setattr(args, name, value)
 

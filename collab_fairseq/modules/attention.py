@@ -18,7 +18,7 @@ from collab_fairseq.attention.masks import combine
 
 from .gates import HeadGates
 from .heads import parse_heads
-from .settings import flat_settings, parse_shapes, parse_sites
+from .settings import flat, parse_shapes, parse_sites
 
 
 class IncrementalAttention(FairseqIncrementalState):
@@ -201,17 +201,19 @@ def incremental(attention_type: Any) -> Type[Any]:
     )
 
 
-def build_attention(cfg: Any, layer: int, site: str) -> IncrementalAttention:
-    """The attention of one layer, counted from 0, and site (``encoder``, ``cross`` or ``decoder``).
+def build_attention(cfg: Any, layer_id: str) -> IncrementalAttention:
+    """The attention of a layer (``cross.3``), or of all layers of a site (``cross``) without their own shape.
 
     Args:
         cfg: a ``TransformerCollabConfig``. If the attention type of the layer does not have the kernel, ``auto``
             replaces it.
+
+    Raises:
+        ValueError, AssertionError: inconsistent settings.
     """
-    layer_id = f"{site}.{layer}"
-    shape = parse_shapes(cfg.attention_shapes).get(layer_id)
+    site = layer_id.partition(".")[0]
     attention_type: Any
-    attention_type, arguments = layer_at(flat_settings(cfg), site, shape)
+    attention_type, arguments = layer_at(flat(cfg), site, parse_shapes(cfg.attention_shapes).get(layer_id))
     kernel = str(cfg.attention_kernel)
     attention: IncrementalAttention = incremental(attention_type)(
         **arguments,

@@ -4,29 +4,18 @@ import copy
 import logging
 import re
 from argparse import Namespace
-from typing import Any, Dict, MutableMapping, Union
+from typing import Any, Dict, MutableMapping
 
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from fairseq.modules import MultiheadAttention
 from omegaconf import OmegaConf
 
-from collab_fairseq.attention.attention_types import flags
 from fairseq_modern.encoder_layer import SURPLUS
 
-from .settings import ConfigurationError, check_type
+from .settings import ConfigurationError, flat
 
 _SURPLUS = re.compile(rf"encoder\.layers\.\d+\.({'|'.join(SURPLUS)})")
-
-#: nested sections of fairseq's model config
-SUB_CONFIGS = ("encoder", "decoder", "quant_noise")
-_STANDARD_HEADS: Dict[str, Any] = {
-    "collaborative_heads": "none",
-    "key_dim": None,
-    "attention_kernel": "auto",
-    "attention_shapes": {},
-    **{name: flag.default for name, flag in flags().items()},
-}
 
 
 def model_config(state: Dict[str, Any]) -> MutableMapping[str, Any]:
@@ -52,12 +41,13 @@ def as_transformer_collab(state: Dict[str, Any]) -> Dict[str, Any]:
         cfg = _cfg_from_args(state.get("args"))
     converted["args"] = None
     converted["cfg"] = OmegaConf.to_container(cfg) if OmegaConf.is_config(cfg) else copy.deepcopy(cfg)
-    converted["cfg"]["model"] = flat(converted["cfg"].get("model"))
+    if not isinstance(converted["cfg"].get("model"), Namespace):
+        converted["cfg"]["model"] = flat(converted["cfg"].get("model") or {})
     model = model_config(converted)
     arch = model.get("_name") or model.get("arch")
     model_name = ARCH_MODEL_NAME_REGISTRY.get(arch, arch) if isinstance(arch, str) else arch
     if model_name == "transformer":
-        model.update(copy.deepcopy(_STANDARD_HEADS), _name="transformer_collab", arch="transformer_collab")
+        model.update(collaborative_heads="none", _name="transformer_collab", arch="transformer_collab")
     elif model_name != "transformer_collab":
         raise ConfigurationError(f"the checkpoint must be of transformer or transformer_collab; got {arch}")
     parameters = type(state["model"])()  # keeps an OrderedDict
@@ -100,15 +90,3 @@ def drop_training_state(state: Dict[str, Any], **notes: Any) -> None:
     """
     iterator = {"version": 2, "epoch": 1, "iterations_in_epoch": 0, "shuffle": True}
     state.update(last_optimizer_state=None, extra_state={"train_iterator": iterator, **notes})
-
-
-def flat(model: Union[Namespace, Dict[str, Any], None]) -> Any:
-    """Model settings by flat names: ``encoder_layers`` instead of Hydra's ``encoder: {layers: …}``."""
-    if isinstance(model, Namespace):
-        return model
-    settings = dict(model or {})
-    for section in SUB_CONFIGS:
-        nested = settings.pop(section, None) or {}
-        check_type(f"model.{section}", Dict, nested)
-        settings.update({f"{section}_{key}": value for key, value in nested.items()})
-    return settings

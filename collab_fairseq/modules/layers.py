@@ -28,7 +28,7 @@ class CollabEncoderLayer(TransformerEncoderLayerBase):
         super().__init__(cfg, return_fc=return_fc)
 
     def build_self_attention(self, embed_dim: int, cfg: Any) -> IncrementalAttention:
-        return build_attention(cfg, self._number, "encoder")
+        return build_attention(cfg, f"encoder.{self._number}")
 
 
 class CollabDecoderLayer(TransformerDecoderLayerBase):
@@ -44,7 +44,7 @@ class CollabDecoderLayer(TransformerDecoderLayerBase):
         super().__init__(cfg, no_encoder_attn)
 
     def build_self_attention(self, embed_dim: int, cfg: Any, **_: Any) -> IncrementalAttention:
-        return build_attention(cfg, self._number, "decoder")
+        return build_attention(cfg, f"decoder.{self._number}")
 
     def build_encoder_attention(self, embed_dim: int, cfg: Any) -> IncrementalAttention:
-        return build_attention(cfg, self._number, "cross")
+        return build_attention(cfg, f"cross.{self._number}")

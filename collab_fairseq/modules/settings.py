@@ -1,12 +1,17 @@
-"""Settings of attention: which sites are collaborative, shapes of single layers, types of values."""
+"""Settings of models: flat names, shapes of single layers, types of values."""
 
 import reprlib
+from dataclasses import is_dataclass
 from enum import Enum
-from typing import Any, Dict, FrozenSet, Mapping, Optional, Union, get_args, get_origin
+from typing import Any, Dict, Mapping, Optional, Union, get_args, get_origin
 
-from collab_fairseq.attention.attention_types import SITES, per_layer_settings
+from collab_fairseq.attention.attention_types import LAYER_SETTINGS, SITES, parse_sites
 from fairseq_modern.errors import UserError
 
+__all__ = ["SITES", "ConfigurationError", "check_type", "flat", "parse_shapes", "parse_sites"]
+
+#: nested sections of fairseq's model config
+SUB_CONFIGS = ("encoder", "decoder", "quant_noise")
 _LARGEST = 2**63 - 1  # largest integer that PyTorch accepts
 
 
@@ -14,32 +19,39 @@ class ConfigurationError(UserError):
     """A flag or setting has an invalid value."""
 
 
-def parse_sites(value: str, flag: str = "--collaborative-heads") -> FrozenSet[str]:
-    """The sites in the value of a flag: names from :data:`SITES` joined by ``_`` in any order, or ``none``."""
-    if value == "none":
-        return frozenset()
-    names = str(value).split("_")
-    if not set(names) <= set(SITES):
-        raise ConfigurationError(
-            f"{flag} must be sites among {', '.join(SITES)} joined by '_' (such as encoder_cross), or none; "
-            f"got {value!r}"
-        )
-    if len(set(names)) != len(names):
-        raise ConfigurationError(f"{flag} must name each site once; got {value!r}")
-    return frozenset(names)
+def flat(model: Any) -> Dict[str, Any]:
+    """Settings of a model by flat names: ``encoder_layers`` for ``encoder: {layers: …}``.
+
+    Args:
+        model: flags, nested or flat settings of Hydra or of a checkpoint, or the config.
+
+    Raises:
+        ConfigurationError: a setting is given twice, or a section is not a mapping.
+    """
+    settings = dict(model if isinstance(model, Mapping) else vars(model))
+    for section in SUB_CONFIGS:
+        nested = settings.pop(section, None) or {}
+        if is_dataclass(nested):
+            nested = vars(nested)
+        check_type(f"model.{section}", Dict, nested)
+        for key, value in nested.items():
+            name = f"{section}_{key}"
+            if name in settings:
+                raise ConfigurationError(f"model.{section}.{key} and model.{name} are the same setting; give only one")
+            settings[name] = value
+    return {name: str(value) if isinstance(value, Enum) else value for name, value in settings.items()}
 
 
 def parse_shapes(shapes: Optional[Mapping[str, Mapping[str, Any]]]) -> Dict[str, Dict[str, Any]]:
     """Check the setting ``attention_shapes``, and drop properties that are None.
 
     Args:
-        shapes: layer ID (``cross.3``) → properties from :func:`.per_layer_settings`.
+        shapes: layer ID (``cross.3``) → properties from :data:`.LAYER_SETTINGS`.
     """
     if shapes is None:
         return {}
     check_type("attention_shapes", Dict, shapes)
     parsed = {}
-    property_types = per_layer_settings()
     for layer_id, properties in shapes.items():
         site, _, layer = str(layer_id).partition(".")
         if site not in SITES or not layer.isdecimal():
@@ -47,9 +59,9 @@ def parse_shapes(shapes: Optional[Mapping[str, Mapping[str, Any]]]) -> Dict[str,
         setting = f"attention_shapes[{layer_id}]"
         check_type(setting, Dict, properties)
         for name, value in properties.items():
-            if name not in property_types:
-                raise ConfigurationError(f"properties in {setting} must be {', '.join(property_types)}; got {name!r}")
-            check_type(f"{setting}.{name}", Optional[property_types[name]], value)
+            if name not in LAYER_SETTINGS:
+                raise ConfigurationError(f"properties in {setting} must be {', '.join(LAYER_SETTINGS)}; got {name!r}")
+            check_type(f"{setting}.{name}", Optional[LAYER_SETTINGS[name]], value)
         parsed[layer_id] = {name: value for name, value in properties.items() if value is not None}
     return parsed
 
@@ -92,13 +104,3 @@ def _is_list_of_numbers(value: Any) -> bool:
 def _is_number(value: Any, number_type: type) -> bool:
     is_number = isinstance(value, (int, number_type)) and not isinstance(value, bool)
     return is_number and -_LARGEST <= value <= _LARGEST  # False for NaN
-
-
-def flat_settings(cfg: Any) -> Dict[str, Any]:
-    """Settings of a config by flat names, with the widths and numbers of heads of encoder and decoder."""
-    settings = dict(vars(cfg))
-    for side in ("encoder", "decoder"):
-        stack = getattr(cfg, side)
-        settings[f"{side}_embed_dim"] = stack.embed_dim
-        settings[f"{side}_attention_heads"] = stack.attention_heads
-    return settings

@@ -14,7 +14,7 @@ from .attention import IncrementalAttention
 from .fairseq_compat import model_config
 from .gates import HeadGates
 from .heads import short_name
-from .settings import SITES, ConfigurationError, flat_settings, parse_shapes
+from .settings import SITES, ConfigurationError, flat, parse_shapes
 
 # site → stack of layers, attribute of a layer
 _ATTRIBUTES = {
@@ -72,7 +72,7 @@ def checkpoint_layers(state: Mapping[str, Any]) -> Dict[str, AttentionLayer]:
     """
     config, parameters = model_config(dict(state)), state["model"]
     shapes = parse_shapes(config.get("attention_shapes"))
-    settings = {**flat_settings(TransformerConfig()), **config}
+    settings = {**flat(TransformerConfig()), **flat(config)}
     layers: Dict[str, AttentionLayer] = {}
     for site in SITES:
         for number in itertools.count():

@@ -17,6 +17,8 @@ from fairseq_modern.errors import UserError
 logger = logging.getLogger(__name__)
 
 TrainingRecord = Dict[str, Any]
+#: settings of the model that :func:`heads` names
+LABELS = {"value_heads": "{} value head{s}", "kv_heads": "{} key and value head{s}", "kv_latent_dim": "latent {}"}
 
 
 def load_run(path: PathLike) -> TrainingRecord:
@@ -37,11 +39,9 @@ def _set_converted(model: Dict[str, Any], shapes: Dict[str, Dict[str, Any]]) -> 
     sites = [site for site in attention_types.SITES if any(layer_id.startswith(f"{site}.") for layer_id in shapes)]
     layers = sum(model[f"{attention_types.side_of(site)}_layers"] for site in sites)
     model.update(collaborative_heads="_".join(sites), mixing_init="converted")
-    flags = {flag.argument: flag.name for flag in attention_types.CollaborativeAttention.flags if flag.per_layer}
-    settings = [
-        {name: shape.get(argument) for argument, name in {"key_dim": "key_dim", **flags}.items()}
-        for shape in shapes.values()
-    ]
+    arguments = {"key_dim": "key_dim", **attention_types.CollaborativeAttention.settings}
+    names = {argument: name for argument, name in arguments.items() if argument in attention_types.LAYER_SETTINGS}
+    settings = [{name: shape.get(argument) for argument, name in names.items()} for shape in shapes.values()]
     dim: Any = "mixed"
     if len(shapes) == layers and all(layer == settings[0] for layer in settings):
         dim = settings[0].pop("key_dim")
@@ -68,7 +68,7 @@ def is_collaborative(run: TrainingRecord) -> bool:
 def heads(run: TrainingRecord) -> str:
     """The attention type of the model in words, and whether the result is from a publication."""
     sites = lookup(run, "config.model.collaborative_heads")
-    named = [site for site in attention_types.SITES if site in (sites or "none").split("_")]
+    named = [site for site in attention_types.SITES if site in attention_types.parse_sites(sites or "none")]
     words = []
     if not named:
         words.append("standard" if sites else "standard (fairseq's transformer)")
@@ -90,10 +90,10 @@ def heads(run: TrainingRecord) -> str:
         words.append("pruned")
     if "recipe.training_module" in run.get("files", {}):
         words.append("trained with a different --user-dir")
-    for field, flag in attention_types.flags().items():
-        number = lookup(run, f"config.model.{field}") if flag.label else None
-        if number not in (None, flag.default):
-            words.append(str(flag.label).format(number, s="s" * (number != 1)))
+    for field, label in LABELS.items():
+        number = lookup(run, f"config.model.{field}")
+        if number is not None:
+            words.append(label.format(number, s="s" * (number != 1)))
     if "published" in run:
         words.append("as published")
     return ", ".join(words)

@@ -124,8 +124,8 @@ def converted_state(trained: TrainedModel, weights: Mapping[str, ScoreWeights]) 
     for layer_id, scores in weights.items():
         _replace_scores(model, parameter_prefix(layer_id), scores)
         layer, shape = layers[layer_id], shapes.setdefault(layer_id, {})
-        for flag in layer.flags:  # settings of the source's attention type
-            shape.pop(flag.argument, None)
+        for argument in layer.settings:  # of the source's attention type
+            shape.pop(argument, None)
         if layer.value_heads != (config.get("value_heads") or layer.num_heads):
             shape["value_heads"] = layer.value_heads
         shape["collaborative"] = True

@@ -65,10 +65,10 @@ def _keep_number_of_checkpoints(cfg: DictConfig, recipe: DictConfig) -> None:
 
 def stock(cfg: DictConfig) -> DictConfig:
     """Settings of fairseq's own transformer of the same size: `recipe.stock`, without the fields of this project."""
-    from collab_fairseq.models.config import OWN_FIELDS
+    from collab_fairseq.models.config import OWN_DEFAULTS
 
     merged: Any = OmegaConf.merge(cfg, cfg.recipe.stock)
-    merged.model = {name: value for name, value in merged.model.items() if name not in OWN_FIELDS}
+    merged.model = {name: value for name, value in merged.model.items() if name not in OWN_DEFAULTS}
     return merged  # type: ignore[no-any-return]
 
 

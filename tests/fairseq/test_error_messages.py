@@ -136,7 +136,7 @@ MISTAKES = {
     "missing config": ([*HYDRA, "nope"], r"--config-name must be .* conf: experiment\.yaml; got nope"),
     "mistyped key of the model": (
         [*HYDRA, "experiment", "hydra.run.dir=conf", "+model.key_dimm=3"],
-        r"model.key_dimm is not a setting of transformer_collab; did you mean model.key_dim\?",
+        r"model.key_dimm is not a setting of transformer_collab$",
     ),
 }  # fmt: skip
 
@@ -247,7 +247,7 @@ def test_data_without_sentences_are_valid(tmp_path):
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({"encoder": {"layerss": 3}}, r"model\.encoder_layerss is not .*; did you mean model\.encoder_layers\?$"),
+        ({"encoder": {"layerss": 3}}, r"model\.encoder_layerss is not a setting of transformer_collab$"),
         ({"encoder": 3}, r"model\.encoder must be a mapping; got 3$"),
     ],
 )

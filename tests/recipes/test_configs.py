@@ -8,14 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from fairseq import models, options
+from fairseq import options
 from fairseq.dataclass.initialize import add_defaults
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from runner import cli, overrides, settings, training
 
 import collab_fairseq.models
-from collab_fairseq.models.arguments import flatten, resolve
+from collab_fairseq.models.arguments import configure, resolve
 from fairseq_modern.errors import UserError
 from tests.common import ROOT, run
 from tests.fairseq.conftest import tiny_data  # noqa: F401  (a fixture)
@@ -59,12 +59,7 @@ def hydra_config(recipe, *overrides):
 
 def model_config(cfg):
     """The config of the model as resolved by build_model, with its preset."""
-    model = cfg.model
-    if isinstance(model, DictConfig):
-        with open_dict(model):
-            flatten(model)
-            models.ARCH_CONFIG_REGISTRY[model._name](model)
-    return resolve(model)
+    return configure(cfg.model) if isinstance(cfg.model, DictConfig) else resolve(cfg.model)
 
 
 @pytest.mark.parametrize("recipe", CONFIGS)

@@ -14,7 +14,6 @@ from collab_fairseq.attention import (
     StandardAttention,
     attention_types,
 )
-from collab_fairseq.attention.attention_type import Flag
 from collab_fairseq.attention.attention_types import layer_at
 from collab_fairseq.attention.masks import AttentionMask, combine
 from tests.common import DEVICES, FLOAT64
@@ -308,34 +307,25 @@ def test_backward_hooks_of_projections_are_called(name):
     assert {layer.k_proj, layer.v_proj} == {*called}
 
 
-@pytest.mark.parametrize(
-    ("flag_type", "default", "choices", "chosen"),
-    [
-        (bool, False, (), True),
-        (bool, True, (), False),
-        (int, 0, (), 2),
-        (str, None, ("a", "b"), "b"),
-        (int, None, (), 0),
-    ],
-)
-def test_a_flag_chooses_its_attention_type_unless_it_has_its_default(flag_type, default, choices, chosen, monkeypatch):
+@pytest.mark.parametrize(("off", "on"), [(False, True), (None, 0), (None, "a")])
+def test_a_setting_chooses_its_attention_type_unless_it_is_none_or_false(off, on, monkeypatch):
     """For the model, and for a single layer, whose setting has precedence; of standard heads only."""
 
     class New(StandardAttention):
-        type_name, chosen_by = "new", "new_flag"
-        flags = (Flag("new_flag", "argument", "", type=flag_type, default=default, choices=choices),)
+        type_name, chosen_by = "new", "argument"
+        settings = {"argument": "new_setting"}  # noqa: RUF012
 
     monkeypatch.setattr(attention_types, "ATTENTION_TYPES", [*attention_types.ATTENTION_TYPES, New])
     model = {f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("embed_dim", "attention_heads")}
     for in_model, in_layer, expected in (
         ({}, {}, StandardAttention),
-        ({"new_flag": default}, {}, StandardAttention),
-        ({"new_flag": chosen}, {}, New),
-        ({"new_flag": default}, {"argument": chosen}, New),
-        ({"new_flag": chosen}, {"argument": default}, StandardAttention),
-        ({"new_flag": chosen, "collaborative_heads": "cross"}, {}, CollaborativeAttention),
+        ({"new_setting": off}, {}, StandardAttention),
+        ({"new_setting": on}, {}, New),
+        ({"new_setting": off}, {"argument": on}, New),
+        ({"new_setting": on}, {"argument": off}, StandardAttention),
+        ({"new_setting": on, "collaborative_heads": "cross"}, {}, CollaborativeAttention),
         ({"kv_heads": 1}, {}, GroupedAttention),
-        ({"kv_heads": 1}, {"argument": chosen}, New),
+        ({"kv_heads": 1}, {"argument": on}, New),
     ):
         assert layer_at({**model, **in_model}, "cross", in_layer)[0] is expected
 

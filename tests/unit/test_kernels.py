@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from collab_fairseq.attention import CollaborativeAttention, KeyValue, kernels
-from collab_fairseq.attention.kernels import KernelError, choose, choose_standard, head_loop, packed_bmm, sdpa
+from collab_fairseq.attention.kernels import AttentionError, choose, choose_standard, head_loop, packed_bmm, sdpa
 from tests.common import DEVICES, FLOAT64
 from tests.unit import attention_cases as cases
 from tests.unit.attention_cases import ATTENTION_TYPES, E, H, N, T, build, call, inputs, leaves, masks, tensors
@@ -169,12 +169,12 @@ def test_choice_for_standard_heads_on_a_cpu():
 
 
 def test_rejects_a_kernel_that_cannot_compute_the_inputs():
-    with pytest.raises(KernelError, match=r"float32 or all float64 .* got torch\.bfloat16"):
+    with pytest.raises(AttentionError, match=r"float32 or all float64 .* got torch\.bfloat16"):
         choose("head_loop", *query_mixing_entry(torch.bfloat16), None, False)
-    with pytest.raises(KernelError, match="does not compute a gradient for the mask"):
+    with pytest.raises(AttentionError, match="does not compute a gradient for the mask"):
         choose("head_loop", *query_mixing_entry(), torch.zeros(T, 5, requires_grad=True), False)
     query, mixing, entry = query_mixing_entry()
-    with pytest.raises(KernelError, match=r"must have one dtype .* got torch\.float16, torch\.float32"):
+    with pytest.raises(AttentionError, match=r"must have one dtype .* got torch\.float16, torch\.float32"):
         choose("sdpa", query.half(), mixing, entry, None, False)
 
 

@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from collab_fairseq.attention import CollaborativeAttention, KeyValue, kernels
-from collab_fairseq.attention.kernels import KernelError, choose, choose_standard, packed_bmm, sdpa
+from collab_fairseq.attention.kernels import AttentionError, choose, choose_standard, packed_bmm, sdpa
 from tests.common import DEVICES
 from tests.unit.attention_cases import call, reference, tensors
 
@@ -77,9 +77,9 @@ def test_functional_transforms_use_bmm_on_a_gpu():
 
 def test_rejects_sdpa_for_widths_that_are_slow_on_a_gpu():
     with FakeTensorMode():
-        with pytest.raises(KernelError, match=r"multiples of 8 .* in torch\.bfloat16; got 100 and 64"):
+        with pytest.raises(AttentionError, match=r"multiples of 8 .* in torch\.bfloat16; got 100 and 64"):
             choose("sdpa", *fake_inputs(100), None, False)
-        with pytest.raises(KernelError, match=r"multiples of 4 .* in torch\.float32; got 64 and 30"):
+        with pytest.raises(AttentionError, match=r"multiples of 4 .* in torch\.float32; got 64 and 30"):
             choose("sdpa", *fake_inputs(64, SINGLE, 30), None, False)
         assert choose("sdpa", *fake_inputs(100, device="cpu"), None, False)
 

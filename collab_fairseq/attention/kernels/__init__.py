@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..cache import Attended, KeyValue
+from ..errors import AttentionError
 from ..transforms import is_tracing, is_transforming
 from . import head_loop, packed_bmm, sdpa
 
@@ -27,16 +28,10 @@ FEW_QUERIES = 8
 MANY_QUERIES = 64
 
 
-class KernelError(ValueError):
-    """The requested kernel does not exist or cannot compute the given tensors."""
-
-    user_error = True  # see fairseq_modern.errors.UserError
-
-
 def check_name(name: str, known: Iterable[str]) -> None:
-    """Raise KernelError unless the name is ``auto`` or in ``known``."""
+    """Raise AttentionError unless the name is ``auto`` or in ``known``."""
     if name != "auto" and name not in known:
-        raise KernelError(f"kernel must be auto or one of {', '.join(known)}; got {name!r}")
+        raise AttentionError(f"kernel must be auto or one of {', '.join(known)}; got {name!r}")
 
 
 def attend_collaborative(
@@ -75,7 +70,7 @@ def choose(
     ``bmm`` replaces a named kernel that torch cannot trace or that does not support the dtypes chosen by autocast.
 
     Raises:
-        KernelError: the named kernel cannot compute these tensors.
+        AttentionError: the named kernel cannot compute these tensors.
     """
     if name == "auto":
         return _fastest(query, mixing, entry, mask, need_weights)
@@ -90,7 +85,7 @@ def choose(
         return COLLABORATIVE[name]
     if torch.is_autocast_enabled(query.device.type):  # autocast chose the dtypes, not the caller
         return packed_bmm.attend
-    raise KernelError(reason)
+    raise AttentionError(reason)
 
 
 def _fastest(query: Tensor, mixing: Tensor, entry: KeyValue, mask: Optional[Tensor], need_weights: bool) -> Kernel:
