@@ -1,0 +1,109 @@
+"""Time and error of the decomposition against the key dimension (Figure 4), with a small random encoder."""
+
+import importlib
+import json
+import random
+import sys
+
+import pytest
+import torch
+
+from collab_fairseq.records.record import load
+from tests.common import ROOT
+
+transformers = pytest.importorskip("transformers", reason="needs pip install 'collab_fairseq[huggingface]'")
+pytest.importorskip("tensorly", reason="needs pip install 'collab_fairseq[reparam]'")
+
+from collab_fairseq import huggingface as hf  # noqa: E402
+from tests.unit.huggingface_cases import HEADS, WIDTH, make  # noqa: E402
+from tests.unit.test_reparam_folders import sentence, write  # noqa: E402
+
+RECIPE = ROOT / "recipes" / "reparam"
+sys.path.insert(0, str(RECIPE))
+decomposition = importlib.import_module("decomposition")
+sys.path.remove(str(RECIPE))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """An encoder, text for calibration, and a task of pairs."""
+    folder, random_ = tmp_path_factory.mktemp("decomposition"), random.Random(0)
+    write(folder / "encoder", make("bert").bert)
+    (folder / "text").write_text("".join(sentence(random_) + "\n" for _ in range(80)))
+    (folder / "pairs").mkdir()
+    rows = [{"first": sentence(random_), "second": sentence(random_), "label": random_.random()} for _ in range(30)]
+    (folder / "pairs" / "validation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.fixture
+def measure(place, monkeypatch, capsys):
+    """Run the script on the encoder; returns its output."""
+
+    def measure(record, *more):
+        inputs = ["--model", "encoder", "--calibration", "text", "--evaluate", "pairs"]
+        monkeypatch.chdir(place)
+        monkeypatch.setattr(sys, "argv", ["decomposition.py", str(record), *inputs, *map(str, more)])
+        decomposition.main()
+        return capsys.readouterr().out
+
+    return measure
+
+
+def test_time_and_error_of_all_methods(measure, place, tmp_path):
+    pytest.importorskip("matplotlib")
+    record, figure = tmp_path / "record.json", tmp_path / "figure.svg"
+    options = ["--key-dims", f"{WIDTH},12,4", "--seeds", "1,2", "--figure", figure]
+    printed = measure(record, *options)
+    content = load(record, "study", "decomposition")
+    parts, rank = content["parts"], 4
+    assert len(parts) == 1 + 4 * 3 * 2
+    assert all(part["seconds"] > 0 for name, part in parts.items() if name != "source")
+    assert parts["source"]["cosine"] == pytest.approx(1, abs=1e-6)
+
+    for method in ("calibrated", "plain"):  # exact at the full key dimension
+        part = parts[f"{method}/{WIDTH}/1"]
+        assert max(part["errors"].values()) < 1e-6
+        assert part["cosine"] == pytest.approx(1, abs=1e-5)
+    # the best error of any single matrix of this rank that stacks all heads is a lower bound
+    model = hf.load_folder(place / "encoder")
+    for name, layer in hf.attention_layers(model):
+        blocks = zip(layer.query.weight.view(HEADS, -1, WIDTH), layer.key.weight.view(HEADS, -1, WIDTH), strict=True)
+        stacked = torch.cat([query.T @ key for query, key in blocks]).detach()
+        values = torch.linalg.svdvals(stacked.double()).square()
+        bound = float((values[rank:].sum() / values.sum()).sqrt())
+        for method in ("calibrated", "plain", "paper"):
+            assert bound < parts[f"{method}/{rank}/1"]["errors"][name] < 1
+        plain, paper = (parts[f"{method}/{rank}/1"]["errors"][name] for method in ("plain", "paper"))
+        assert plain < paper + 1e-3
+    paper, authors = (parts[f"{method}/{rank}/1"] for method in ("paper", "authors"))
+    assert authors["errors"] == paper["errors"]
+    assert authors["seconds"] == paper["seconds"]
+    assert authors["cosine"] < paper["cosine"] - 1e-3  # only the scale differs
+    assert parts["calibrated/4/1"]["cosine"] > parts["plain/4/1"]["cosine"]
+
+    labels = decomposition.LABELS.values()
+    assert all(f"| 12 | {label} |" in printed for label in labels)
+    assert all(f">{label}<" in figure.read_text(encoding="utf-8") for label in labels)
+    before = record.stat().st_mtime_ns
+    assert measure(record, *options) == printed
+    assert record.stat().st_mtime_ns == before
+
+
+def test_an_interrupted_run_continues(measure, tmp_path):
+    """Without the last part, only that part is measured again, with the same result; times differ."""
+    record = tmp_path / "record.json"
+    measure(record, "--key-dims", "4", "--seeds", "1")
+    content = json.loads(record.read_text())
+    authors, paper = (dict(content["parts"][f"{method}/4/1"]) for method in ("authors", "paper"))
+    del content["parts"]["authors/4/1"]
+    record.write_text(json.dumps(content))
+    measure(record, "--key-dims", "4", "--seeds", "1")
+    parts = load(record, "study", "decomposition")["parts"]
+    assert parts["paper/4/1"] == paper
+    for name in ("errors", "cosine"):
+        assert parts["authors/4/1"][name] == authors[name]
+
+
+def test_nothing_measured_yet():
+    assert decomposition.table({}) == "This has not been measured yet.\n"
