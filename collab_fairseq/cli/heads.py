@@ -17,7 +17,7 @@ the same --json resumes an interrupted analysis.
 import argparse
 from typing import Optional
 
-from collab_fairseq.records.drawing import check_figure
+from collab_fairseq.records.drawing import add_figure_flags, figure_file
 from collab_fairseq.records.files import check_writable
 from fairseq_modern.errors import UserError
 
@@ -200,7 +200,7 @@ def _add_labelled_text(parser: argparse.ArgumentParser) -> None:
 
 def _add_output(parser: argparse.ArgumentParser, figure: str) -> None:
     parser.add_argument("--json", metavar="FILE", help="write the record; an existing record is resumed")
-    parser.add_argument("--figure", metavar="FILE", help=f"{figure} (.svg, .png or .pdf)")
+    add_figure_flags(parser, figure)
 
 
 def _add_checkpoint_output(parser: argparse.ArgumentParser, text: str) -> None:
@@ -210,7 +210,7 @@ def _add_checkpoint_output(parser: argparse.ArgumentParser, text: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check_writable(args.json)
-    check_figure(args.figure)
+    args.figure = figure_file(args)
     args.checkpoints = args.checkpoint if isinstance(args.checkpoint, list) else [args.checkpoint]
     output = getattr(args, "output", None)
     if output:

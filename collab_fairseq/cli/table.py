@@ -19,7 +19,7 @@ import logging
 from typing import List
 
 from collab_fairseq.records.columns import COLUMNS, GROUP_BY, ON_REQUEST
-from collab_fairseq.records.drawing import check_figure
+from collab_fairseq.records.drawing import add_figure_flags, figure_file
 
 from .options import add_page, check_page, publish, reject_flags
 
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "name of a run: compare the other rows with its row; repeatable"
     add("--baseline", action="append", default=[], metavar="NAME", help=text)
     add_page(parser)
-    add("--figure", metavar="FILE", help="draw a figure (FILE.png or FILE.svg) instead of a table")
+    add_figure_flags(parser, "draw a figure instead of a table")
     text = "validation loss against updates, cost against key_dim, or scores against parameters or wall_time"
     against = ("updates", "key_dim", "parameters", "wall_time")
     add("--x", choices=against, default="updates", help=f"what --figure draws: {text} (default: updates)")
@@ -69,21 +69,21 @@ def run(args: argparse.Namespace) -> int:
         reject_flags(args, ("y",), "needs --x parameters or --x wall_time")
     if args.x == "key_dim":
         reject_flags(args, ("group_by",), "does not apply to --x key_dim, which groups by attention type")
-    check_figure(args.figure)
+    figure = figure_file(args)
     folder = check_page(args)
     from collab_fairseq.records import figures, key_dim_study, table
     from collab_fairseq.records.rows import load_run
 
     runs = [load_run(path) for path in args.records]
-    if not args.figure:
+    if figure is None:
         options = {"columns": args.columns, "group_by": args.group_by, "baselines": args.baseline}
         publish(args, table.markdown_table(runs, folder=folder, **options))
         return 0
     if args.x == "key_dim":
-        key_dim_study.draw(runs, args.figure)
+        key_dim_study.draw(runs, figure)
     elif args.x == "updates":
-        figures.draw_losses(runs, args.figure, args.group_by)
+        figures.draw_losses(runs, figure, args.group_by)
     else:
-        figures.draw_scores(runs, args.figure, args.x, args.y, args.group_by)
+        figures.draw_scores(runs, figure, args.x, args.y, args.group_by)
     logger.info("wrote %s", args.figure)
     return 0

@@ -15,7 +15,7 @@ from collab_fairseq.modules.heads import LETTERS, Heads, describe, parse_heads
 from collab_fairseq.modules.settings import SITES
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.records import pages
-from collab_fairseq.records.drawing import COLOURS, drawing, look, other_look
+from collab_fairseq.records.drawing import COLOURS, drawing, look, other_look, rows_of
 from collab_fairseq.records.record import Record
 from collab_fairseq.translation import TrainedModel, loss
 
@@ -155,8 +155,9 @@ def draw(record: Mapping[str, Any], path: PathLike, model: str, compared: Sequen
     loss = "validation loss, bits" if subset == "valid" else f"loss on {names.get(subset, subset)}, bits"
     labels = {label for label in map(_label, curves) if label} | {"constant prediction" for _ in constant}
     legend_rows = math.ceil(len(labels) / LEGEND_COLUMNS)
-    with drawing(path, 2.5 + 0.18 * legend_rows, f"Pruning, {model}", description) as figure:
-        axes = figure.subplots(1, len(splits) + 1, squeeze=False)[0]
+    rows = rows_of(path, len(splits) + 1)
+    with drawing(path, 2.4 * rows + 0.1 + 0.18 * legend_rows, f"Pruning, {model}", description) as figure:
+        axes = figure.subplots(rows, (len(splits) + 1) // rows, squeeze=False).flatten()
         for axis, split in zip(axes, [*splits, None], strict=True):
             for number, (name, points) in enumerate(curves.items()):
                 axis.plot(list(points), _values(points, split), label=_label(name), **_look(name, number))

@@ -1,13 +1,16 @@
 """Style and output of all figures, with matplotlib (extra `plots`).
 
 The style does not depend on the user's matplotlib settings: the same figure and the same version of matplotlib give the
-same file. Every figure has a title and, below it, a description.
+same file. Captions are files of their own: papers and pages set them in their own type.
 """
 
+import argparse
 import contextlib
 import io
+import logging
 import os
 import textwrap
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Dict, Iterator, Optional, Sequence
@@ -16,8 +19,13 @@ from xml.sax.saxutils import escape
 from collab_fairseq.records.files import PathLike, check_writable, write_bytes
 from fairseq_modern.errors import UserError
 
-#: inches; pages show figures about 700 pixels wide, so that a letter of 8 points is 11 pixels high
+logger = logging.getLogger(__name__)
+
+#: inches: two columns of a paper, and about 700 pixels on pages
 WIDTH = 7.0
+#: inches: below this width, panels are one below the other
+NARROW = 5.0
+_LEGEND = 13  # characters of a legend per inch
 #: colours of Okabe and Ito, distinguishable for colour-blind readers; each has the same meaning in all figures
 COLOURS = {
     "standard": "#0072B2",
@@ -56,8 +64,50 @@ STYLE: Dict[str, Any] = {
     "svg.hashsalt": "collab_fairseq",  # makes the names of clip paths deterministic
     "pdf.fonttype": 42,  # TrueType, which journals accept
 }
-_TITLE, _DESCRIPTION = (10.0, 86), (SMALL, 112)  # points, characters per line
-_POINTS = 72  # per inch
+
+
+@dataclass(frozen=True)
+class FigureFile:
+    """Where to write a figure, and its form.
+
+    Attributes:
+        path: a .pdf, .svg or .png file.
+        width: in inches.
+        title: drawn above the figure; None: nothing.
+        caption: whether to write the caption to the file with the suffix .txt, and to log it.
+    """
+
+    path: PathLike
+    width: float = WIDTH
+    title: Optional[str] = None
+    caption: bool = True
+
+    def __fspath__(self) -> str:
+        return os.fspath(self.path)
+
+
+def add_figure_flags(parser: argparse.ArgumentParser, text: str) -> None:
+    """--figure, whose ``text`` says what it draws, --title, --width and --no-caption."""
+    group = parser.add_argument_group("figure")
+    add = group.add_argument
+    add("--figure", metavar="FILE", help=f"{text} (.pdf, .svg or .png), with the caption in FILE.txt")
+    add("--title", metavar="TEXT", help="draw a title (default: none)")
+    add("--width", type=float, metavar="INCHES", help=f"width, such as 3.3 for one column (default: {WIDTH:g})")
+    add("--no-caption", action="store_true", help="write and print no caption")
+
+
+def figure_file(args: argparse.Namespace) -> Optional[FigureFile]:
+    """The figure of `add_figure_flags`, or None. Raises UserError if it cannot be drawn."""
+    if args.figure is None:
+        for flag in ("title", "width", "no_caption"):
+            if getattr(args, flag):
+                raise UserError(f"--{flag.replace('_', '-')} needs --figure")
+        return None
+    check_figure(args.figure)
+    width = WIDTH if args.width is None else args.width
+    if not 2 <= width <= 20:
+        raise UserError(f"--width must be between 2 and 20 inches; got {width:g}")
+    return FigureFile(args.figure, width, args.title, not args.no_caption)
 
 
 def look(meaning: str, number: int = 0) -> Dict[str, str]:
@@ -103,62 +153,60 @@ def check_figure(path: Optional[PathLike]) -> None:
         )
 
 
-def _wrapped(text: str, size: float, width: int) -> Any:
-    """Lines of at most ``width`` characters, and their height in inches."""
-    lines = textwrap.wrap(text, width)
-    return "\n".join(lines), 1.35 * size * (len(lines) + 0.6) / _POINTS
+def rows_of(path: PathLike, panels: int) -> int:
+    """Number of rows of equal panels: 1, or one row per panel in a narrow figure."""
+    return panels if isinstance(path, FigureFile) and path.width < NARROW else 1
 
 
 @contextlib.contextmanager
 def drawing(path: PathLike, height: float, title: str, description: str) -> Iterator[Any]:
-    """A matplotlib SubFigure between a title and a description; the file is written atomically.
+    """A matplotlib Figure to draw on; its file, and that of its caption, are written atomically.
 
     Args:
-        path: a .png or .svg file, or a .pdf file for a paper, which shows the SubFigure only.
-        height: of the SubFigure, in inches; all figures are `WIDTH` wide.
-        title, description: shown, and stored as elements of the SVG file or text fields of the other files. The
-            description explains points and error bars, gives the number of seeds and says which direction is better.
+        path: a file, or a `FigureFile`.
+        height: in inches.
+        title, description: the caption, also stored in the file. The description explains points and error bars, gives
+            the number of seeds and says which direction is better.
     """
     check_figure(path)
     import matplotlib
     from matplotlib.figure import Figure
 
-    above, above_height = _wrapped(title, *_TITLE)
-    below, below_height = _wrapped(description, *_DESCRIPTION)
-    heights = [above_height, height, below_height]
+    file = path if isinstance(path, FigureFile) else FigureFile(path)
+    suffix = Path(file).suffix.lower()
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(STYLE)  # type: ignore[arg-type]  # matplotlib lists every known key
         # a separate Figure needs no display and does not change pyplot's global state
-        figure = Figure(figsize=(WIDTH, sum(heights)), layout="constrained")
-        parts: Any = figure.subfigures(3, 1, height_ratios=heights, hspace=0.0)
-        top, middle, bottom = parts
-        text = {"x": 0.012, "linespacing": 1.3, "parse_math": False}
-        top.text(y=0.95, s=above, va="top", fontsize=_TITLE[0], fontweight="bold", **text)
-        bottom.text(y=0.95, s=below, va="top", fontsize=_DESCRIPTION[0], color="#333333", **text)
-        yield middle
-        _round_layout(figure, middle)
-        suffix = Path(path).suffix.lower()
-        metadata: Dict[str, Any] = {"Title": title, "Description": description}
+        figure = Figure(figsize=(file.width, height + (0.25 if file.title else 0)), layout="constrained")
+        if file.title:
+            figure.suptitle(file.title, x=0.012, ha="left", fontweight="bold", parse_math=False)
+        yield figure
+        for text in (text for legend in figure.legends for text in legend.get_texts()):
+            text.set_text(textwrap.fill(text.get_text(), int(_LEGEND * file.width)))
+        _round_layout(figure)
         # leave out date and version, which change although the figure does not
-        metadata.update({"Date": None, "Creator": None} if suffix == ".svg" else {"Software": None})
-        options: Dict[str, Any] = {}
-        if suffix == ".pdf":
-            metadata = {"Title": title, "Subject": description, "CreationDate": None, "Creator": None, "Producer": None}
-            options["bbox_inches"] = middle.bbox.transformed(figure.dpi_scale_trans.inverted())
+        metadata: Dict[str, Any] = {
+            ".svg": {"Title": title, "Description": description, "Date": None, "Creator": None},
+            ".png": {"Title": title, "Description": description, "Software": None},
+            ".pdf": {"Title": title, "Subject": description, "CreationDate": None, "Creator": None, "Producer": None},
+        }
         buffer = io.BytesIO()
-        figure.savefig(buffer, format=suffix[1:], metadata=metadata, **options)
+        figure.savefig(buffer, format=suffix[1:], metadata=metadata[suffix])
     content = buffer.getvalue()
     if suffix == ".svg":  # matplotlib writes the title as an element, but the description as metadata only
         element = f"</title>\n <desc>{escape(description)}</desc>"
         content = content.replace(b"</title>", element.encode(), 1)
-    write_bytes(content, path)
+    write_bytes(content, file)
+    if file.caption:
+        caption = f"{title}. {description}"
+        write_bytes(f"{caption}\n".encode(), Path(file).with_suffix(".txt"))
+        logger.info("caption: %s", caption)
 
 
-def _round_layout(figure: Any, middle: Any) -> None:
+def _round_layout(figure: Any) -> None:
     """Compute the layout and round it: its last digits vary between runs."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
-    middle.bbox_relative.set_points(middle.bbox_relative.get_points().round(5))
     for axis in figure.axes:
         axis.set_position([round(number, 5) for number in axis.get_position().bounds])

@@ -5,7 +5,7 @@ import math
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from collab_fairseq.records.columns import METRICS, described
-from collab_fairseq.records.drawing import COLOURS, DASHES, SMALL, drawing, look, points
+from collab_fairseq.records.drawing import COLOURS, DASHES, SMALL, drawing, look, points, rows_of
 from collab_fairseq.records.files import PathLike
 from collab_fairseq.records.rows import TrainingRecord, frame, is_collaborative, key_dim
 from collab_fairseq.records.scores import list_test_sets, over_runs, score
@@ -63,8 +63,9 @@ def draw_scores(runs: Sequence[TrainingRecord], path: PathLike, x: str, y: str, 
     sentences = " and the sentences" if all(complete) else " (some also over the sentences)" if any(complete) else ""
     seeds = _interval_note(data.groupby("row").size(), "Mean and", f"seeds{sentences}")
     description = f"Numbers at the points: key dimension. {seeds}. Higher is better."
-    with drawing(path, _PANEL + _LINE * len(labels), title, description) as figure:
-        axes = figure.subplots(1, len(tests), squeeze=False)[0]
+    rows = rows_of(path, len(tests))
+    with drawing(path, _PANEL * rows + _LINE * len(labels), title, description) as figure:
+        axes = figure.subplots(rows, len(tests) // rows, squeeze=False).flatten()
         for axis, (test, series) in zip(axes, panels.items(), strict=True):
             for label, of_label in series.items():
                 points(axis, [p.x for p in of_label], [p.score for p in of_label], label=label, **_look(label, labels))

@@ -1,6 +1,7 @@
 """`collab table`: pages and figures from records, and errors."""
 
 import functools
+import html
 import json
 import re
 import shlex
@@ -96,12 +97,31 @@ def test_figures_are_small_and_deterministic_and_need_data(files, tmp_path, flag
     png = (tmp_path / "x.png").read_bytes()
     assert png.startswith(b"\x89PNG")
     assert 5000 < len(png) < 100_000
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["runs", "x.png", "x.svg"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["runs", "x.png", "x.svg", "x.txt"]
+    caption = (tmp_path / "x.txt").read_text(encoding="utf-8").strip()
+    assert caption.partition(". ")[2] == html.unescape(re.search("<desc>(.*)</desc>", text)[1])
+    assert caption not in re.sub("<desc>.*</desc>", "", text)
 
     content = json.loads(files[0].read_text())
     content["parts"].update(scores={}, curves={})
     write_json(content, files[0])
     assert "nothing to draw" in collab(files[0], "--figure", figure, *flags.split(), status=1)
+
+
+def test_figures_for_papers(files, tmp_path):
+    """Width and pages of the PDF as matplotlib wrote them; the title only if given."""
+    pytest.importorskip("matplotlib")
+    words = [*files, "--x", "parameters"]
+    for width in (3.3, 7.0):
+        figure = tmp_path / f"{width}.pdf"
+        collab(*words, "--figure", figure, "--width", width, "--no-caption")
+        (box,) = re.findall(rb"/MediaBox \[ 0 0 ([\d.]+) ([\d.]+) \]", figure.read_bytes())
+        assert float(box[0]) == pytest.approx(72 * width, abs=0.1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["3.3.pdf", "7.0.pdf", "runs"]
+    for flags, shown in (([], False), (["--title", "Cost & score"], True)):
+        collab(*words, "--figure", tmp_path / "x.svg", *flags)
+        assert (">Cost &amp; score<" in (tmp_path / "x.svg").read_text()) == shown
+    assert "--width needs --figure" in collab(*words[:-2], "--width", 3, status=1)
 
 
 def test_loss_curves_are_differences_over_common_seeds(runs, tmp_path, caplog):
