@@ -37,7 +37,7 @@ def test_conversion_to_transformer_collab_does_not_change_its_input(checkpoint):
     before = copy.deepcopy(state)
     made = as_transformer_collab(state)
     assert before["model"].keys() - made["model"].keys() == {surplus}
-    model_config(made)["attention_shapes"]["encoder.0"] = {"key_dim": 3}
+    model_config(made)["attention_shapes"] = {"encoder.0": {"key_dim": 3}}
     made["cfg"]["task"]["data"] = "elsewhere"
     assert state["cfg"] == before["cfg"]
     assert state["model"].keys() == before["model"].keys()

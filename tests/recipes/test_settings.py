@@ -68,7 +68,7 @@ def assert_accepted(done):
         ("optimization.lr=[.inf]", "optimization.lr must be positive and finite; got inf"),
         ("model.dropout=nan", "model.dropout must be in [0, 1); got nan"),
         ("criterion.label_smoothing=1", "criterion.label_smoothing must be in [0, 1); got 1"),
-        ("model.kv_heads=2", "--kv-heads 2 is for standard heads"),
+        ("model.kv_heads=2", "--kv-heads is for grouped heads"),
         ("lr_scheduler.warmup_updates=0", "fairseq cannot build lr_scheduler from these settings: "),
         ("model.dropout=???", "model.dropout must be given; got ???"),
         ("model.dropout=${nothere.x}", "model.dropout must have a value: Interpolation key 'nothere.x' not found"),
@@ -155,7 +155,7 @@ def test_accepts_settings_that_fairseq_can_train_with(words, call, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--runs", "foo:16"], "--heads must be sites among encoder, cross, decoder joined by '_'"),
+        (["--runs", "foo:16"], "--heads must be different sites among encoder, cross, decoder joined by '_'"),
         (["--runs", "none:0"], "--runs must be HEADS:KEY_DIM[:VARIANT] with a positive KEY_DIM; got 'none:0'"),
         (["--runs", ""], "--runs must name at least one run, such as none:64; got ''"),
         (["--runs", "none:16:nosuch"], "--variant must be a variant of this recipe (blocks8)"),
