@@ -76,7 +76,7 @@ class AttentionType:
         return joined.view(groups, -1, joined.size(1)).repeat_interleave(self.num_heads // groups, dim=0)
 
     def score_weights(self) -> ScoreWeights:
-        """The scores in the form of collaborative heads, for conversion. ReparamError: there is no such form."""
+        """The logits in the form of collaborative heads, for conversion. ReparamError: there is no such form."""
         dtype = self.q_proj.weight.dtype
         maps = self.head_maps()
         query = maps.query.detach().flatten(0, 1).to(dtype)

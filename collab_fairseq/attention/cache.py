@@ -30,7 +30,7 @@ class KeyValue(NamedTuple):
     Attributes:
         key: (N, S, D̃k) for collaborative heads, (N, G, S, dk) for standard heads, (N, S, 0) for latent attention.
         value: (N, G, S, dv), with G = H unless heads share values; the latents, (N, 1, S, L), for latent attention.
-        content: (N, H, S), the content score ``Y v_i`` of every key position and head (eq. 13), not scaled; None
+        content: (N, H, S), the content logit ``Y v_i`` of every key position and head (eq. 13), not scaled; None
             without content bias.
     """
 
@@ -52,7 +52,7 @@ def repeat_kv(shared: Tensor, heads: int) -> Tensor:
 
 
 def _apply(function: Callable[..., Tensor], *entries: KeyValue) -> KeyValue:
-    """Apply a function of one tensor per entry to the keys, values and content scores (N, H, S, 1) of the entries."""
+    """Apply a function of one tensor per entry to the keys, values and content logits (N, H, S, 1) of the entries."""
     content = [entry.content.unsqueeze(-1) for entry in entries if entry.content is not None]
     return KeyValue(
         function(*(entry.key for entry in entries)),

@@ -50,7 +50,7 @@ class CollaborativeAttention(AttentionLayer):
     Args:
         embed_dim, num_heads: E and H.
         key_dim: D̃k, width of the shared query and key projections; default E.
-        content_bias: add the trainable content score ``Y v_i`` (eq. 13).
+        content_bias: add the trainable content logit ``Y v_i`` (eq. 13).
         mixing: ``xavier``, ``blocks``, ``normal`` (:func:`.initial_mixing`), or a matrix (H, D̃k).
         mixing_lr_multiplier: c, learning rate of the mixing matrix and the content bias relative to the other
             parameters. ``mixing`` is stored divided by c, and ``scale`` is multiplied by c: steps of Adam, which do not
@@ -187,7 +187,7 @@ class CollaborativeAttention(AttentionLayer):
         return ScoreWeights(heads, self.scale, *biases)
 
     def _entry(self, key: Tensor, keys: Tensor, values: Tensor) -> KeyValue:
-        """Shared keys (N, S, D̃k), values (N, G, S, dv), content scores (N, H, S)."""
+        """Shared keys (N, S, D̃k), values (N, G, S, dv), content logits (N, H, S)."""
         content: Optional[Tensor] = None
         if self.content_bias is not None:
             content = nn.functional.linear(key, self.content_bias).transpose(1, 2)

@@ -1,6 +1,6 @@
-"""The attention scores of a layer as a CP decomposition, the common form of collaborative and standard heads.
+"""The attention logits of a layer as a CP decomposition, the common form of collaborative and standard heads.
 
-Head i scores a query x (Dq) and a key y (Dk) by ``x T_i yᵀ`` with
+Head i has the logit ``x T_i yᵀ`` for a query x (Dq) and a key y (Dk), with
 
     T_i = A diag(m_i) Bᵀ,    i = 1..H,        A (Dq, K), B (Dk, K), mixing matrix M (H, K) with rows m_i
 
@@ -87,20 +87,20 @@ class HeadFactors(NamedTuple):
         return float(products.sum())
 
     def content(self, projected: Tensor) -> Tensor:
-        """Content biases (H, Dk) that score keys like a query whose projection is s (K): ``(m_i ⊙ s) Bᵀ``."""
+        """Content biases (H, Dk) with the logits of a query whose projection is s (K): ``(m_i ⊙ s) Bᵀ``."""
         return (self.mixing * projected) @ self.key
 
 
 class ScoreWeights(NamedTuple):
-    """The parameters of a layer's scores, standard or collaborative::
+    """The parameters of a layer's logits, standard or collaborative::
 
-        score_i(x, y) = scale · [ ((x A + b) ⊙ m_i) (y B)ᵀ + y v_iᵀ ]
+        logit_i(x, y) = scale · [ ((x A + b) ⊙ m_i) (y B)ᵀ + y v_iᵀ ]
 
-    There is no key bias: it adds a constant to all scores of a query, to which softmax is invariant.
+    There is no key bias: it adds a constant to all logits of a query, to which softmax is invariant.
 
     Attributes:
         heads: A, B, M, with K components, H heads, widths Dq and Dk.
-        scale: factor on the scores. Conversion keeps the scale of the source layer at every key dimension.
+        scale: factor on the logits. Conversion keeps the scale of the source layer at every key dimension.
         query_bias: b, (K), or None.
         content_bias: v_i, (H, Dk), or None.
     """
@@ -122,18 +122,18 @@ class ScoreWeights(NamedTuple):
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
     def logits(self, query: Tensor, key: Tensor) -> Tensor:
-        """score_i(x, y) for all queries (N, T, Dq) and keys (N, S, Dk): (N, H, T, S), without masks."""
+        """logit_i(x, y) for all queries (N, T, Dq) and keys (N, S, Dk): (N, H, T, S), without masks."""
         projected = query @ self.heads.query.T
         if self.query_bias is not None:
             projected = projected + self.query_bias
         mixed = projected[:, None] * self.heads.mixing[None, :, None]  # (N, H, T, K)
-        scores = mixed @ (key @ self.heads.key.T)[:, None].transpose(2, 3)
+        logits = mixed @ (key @ self.heads.key.T)[:, None].transpose(2, 3)
         if self.content_bias is not None:
-            scores = scores + (key @ self.content_bias.T).transpose(1, 2)[:, :, None]
-        return scores * self.scale
+            logits = logits + (key @ self.content_bias.T).transpose(1, 2)[:, :, None]
+        return logits * self.scale
 
     def to(self, dtype: torch.dtype) -> "ScoreWeights":
-        """The same scores in a different dtype, detached."""
+        """The same logits in a different dtype, detached."""
         biases = (None if bias is None else bias.detach().to(dtype) for bias in (self.query_bias, self.content_bias))
         return ScoreWeights(self.heads.to(dtype), self.scale, *biases)
 

@@ -149,7 +149,7 @@ class LatentAttention(StandardAttention):
             return self._attend_heads(self.split_heads(query), expanded, mask, dropout, need_weights)
         key_weight = self.k_proj.weight.view(self.num_heads, -1, self.latent_dim)
         value_weight = self.v_proj.weight.view(self.num_heads, -1, self.latent_dim)
-        # the key bias is left out: it adds a constant to all scores of a query, to which softmax is invariant
+        # the key bias is left out: it adds a constant to all logits of a query, to which softmax is invariant
         absorbed = torch.einsum("nhtd,hdl->nhtl", self.split_heads(query), key_weight)
         shared = KeyValue(entry.value, entry.value)
         outputs, weights = self._attend_heads(absorbed, shared, mask, dropout, need_weights)

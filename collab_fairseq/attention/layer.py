@@ -77,7 +77,7 @@ class AttentionLayer(AttentionType, nn.Module):
         bias: default of the four biases below.
         query_bias, key_bias, value_bias, out_bias: whether the projection has a bias. The key bias never changes the
             output (softmax is shift-invariant) and has a zero gradient; the paper's models have one.
-        scale: factor on the scores; default dv^-0.5 = (E/H)^-0.5 at every key dimension.
+        scale: factor on the logits; default dv^-0.5 = (E/H)^-0.5 at every key dimension.
         init: ``default``, or ``authors`` as in the code of Cordonnier, Loukas, Jaggi (2020): see
             :meth:`reset_parameters`.
         kernel: ``auto`` or a name in :data:`.kernels.STANDARD` or, for collaborative heads, :data:`.COLLABORATIVE`.
@@ -101,7 +101,7 @@ class AttentionLayer(AttentionType, nn.Module):
     in_proj_bias = None
     in_proj_weight = _NoFastPath()
     _qkv_same_embed_dim = False
-    #: parameters to which the scores are proportional
+    #: parameters to which the logits are proportional
     _scaled: ClassVar[Tuple[str, ...]] = ("q_proj.weight", "q_proj.bias")
 
     @named_after_key_dim

@@ -37,7 +37,7 @@ def _blocks(num_heads: int, key_dim: int) -> Tensor:
 INITIAL_MIXING: Dict[str, Callable[[int, int], Tensor]] = {
     "xavier": lambda heads, dim: nn.init.xavier_uniform_(torch.empty(heads, dim)),
     "blocks": _blocks,
-    # the initial scores have the variance of standard heads: each row has the expected squared norm of a block
+    # the initial logits have the variance of standard heads: each row has the expected squared norm of a block
     "normal": lambda heads, dim: nn.init.normal_(torch.empty(heads, dim), std=heads**-0.5),
 }
 

@@ -23,17 +23,17 @@ def _affine(inputs: Tensor, parameters: Mapping[str, Tensor], name: str) -> Tens
     return output if bias is None else output + bias
 
 
-def _hide(scores: Tensor, mask: Optional[Tensor]) -> Tensor:
-    """Apply a mask, boolean (True: hidden) or additive, that broadcasts to the scores (T, S)."""
+def _hide(logits: Tensor, mask: Optional[Tensor]) -> Tensor:
+    """Apply a mask, boolean (True: hidden) or additive, that broadcasts to the logits (T, S)."""
     if mask is None:
-        return scores
-    return scores.masked_fill(mask, -math.inf) if mask.dtype == torch.bool else scores + mask.double()
+        return logits
+    return logits.masked_fill(mask, -math.inf) if mask.dtype == torch.bool else logits + mask.double()
 
 
-def _softmax(scores: Tensor) -> Tensor:
+def _softmax(logits: Tensor) -> Tensor:
     """Softmax over the last dimension; zero if no key is visible."""
-    hidden = (scores == -math.inf).all(dim=-1, keepdim=True)
-    visible = scores.masked_fill(hidden, 0.0)
+    hidden = (logits == -math.inf).all(dim=-1, keepdim=True)
+    visible = logits.masked_fill(hidden, 0.0)
     exponentials = torch.exp(visible - visible.amax(-1, keepdim=True).detach())
     return (exponentials / exponentials.sum(-1, keepdim=True)).masked_fill(hidden, 0.0)
 
@@ -61,7 +61,7 @@ def reference_attention(
         parameters: ``state_dict`` (or, for gradients, named parameters) of a layer; converted to float64.
         query, key, value: (N, T, E), (N, S, kdim), (N, S, vdim).
         num_heads: H.
-        scale: factor on the scores.
+        scale: factor on the logits.
         value_heads: groups of neighbouring heads that share values; default H.
         key_heads: groups of neighbouring standard heads that share keys; default H.
         key_padding_mask: (N, S), boolean (True: hidden) or additive.
@@ -96,13 +96,13 @@ def reference_attention(
             else:
                 q_head = q[n].chunk(num_heads, -1)[h]
                 k_head = k[n].chunk(key_heads, -1)[h * key_heads // num_heads]
-            scores = q_head @ k_head.T  # (T, S)
+            logits = q_head @ k_head.T  # (T, S)
             if content_bias is not None:
-                scores = scores + key[n] @ content_bias[h]
-            scores = scores * scale
-            scores = _hide(scores, None if attn_mask is None else attn_mask[n, h])
-            scores = _hide(scores, None if key_padding_mask is None else key_padding_mask[n])
-            weights.append(_softmax(_hide(scores, future)))
+                logits = logits + key[n] @ content_bias[h]
+            logits = logits * scale
+            logits = _hide(logits, None if attn_mask is None else attn_mask[n, h])
+            logits = _hide(logits, None if key_padding_mask is None else key_padding_mask[n])
+            weights.append(_softmax(_hide(logits, future)))
             head_output = weights[-1] @ v[n].chunk(value_heads, -1)[h * value_heads // num_heads]
             if head_multiplier is not None:
                 factor = head_multiplier if head_multiplier.dim() == 1 else head_multiplier[n]

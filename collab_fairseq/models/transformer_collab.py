@@ -243,7 +243,7 @@ class TransformerCollabModel(TransformerModelBase):
             )
 
     def adapt_checkpoint(self, state: Dict[str, Any], filename: str, reset_optimizer: bool) -> None:
-        """Let training continue from a checkpoint with other scales of the scores, without its optimizer state.
+        """Let training continue from a checkpoint with other logit scales, without its optimizer state.
 
         The scales are added to the checkpoint. When the layers load them, they rescale their mixing matrices, so that
         the function stays the same. A checkpoint of a model with other dictionaries is an error.
@@ -260,7 +260,7 @@ class TransformerCollabModel(TransformerModelBase):
         if state.get("last_optimizer_state") and not reset_optimizer:
             if previous == current:
                 raise ConfigurationError(
-                    f"the score scales in {filename} differ from those of the model; give --attention-from {filename}"
+                    f"the logit scales in {filename} differ from those of the model; give --attention-from {filename}"
                 )
             raise ConfigurationError(
                 f"--mixing-lr-multiplier must be {previous}, as in {filename}, whose optimizer state depends on it; "

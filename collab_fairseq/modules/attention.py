@@ -115,14 +115,15 @@ class IncrementalAttention(FairseqIncrementalState):
         cache: Optional[Cache] = None
         if incremental_state is not None:  # the key differs between layers: torch.compile would recompile
             cache = self.get_incremental_state(incremental_state, "attn_state")
-        queries = query.transpose(0, 1)
+        queries = query.transpose(0, 1)  # (T, R, E) → (R, T, E)
         static = self.cross and cache is not None
         if cache is None or not self.cross:
             if key is None or value is None:
                 raise ValueError("key and value must be given unless they are cached")
+            # (S, N, ·) → (N, S, ·); equal inputs stay one tensor, which is projected once
             keys = queries if key is query else key.transpose(0, 1)
             values = keys if value is key else value.transpose(0, 1)
-            queries, entry = self._project(queries, keys, values)
+            queries, entry = self._project(queries, keys, values)  # queries: (R, T, key_dim)
             if cache is None:
                 cache = Cache(entry, key_padding_mask, query.size(1) // max(1, key.size(1)))
                 if self.cross and incremental_state is not None:
@@ -143,13 +144,13 @@ class IncrementalAttention(FairseqIncrementalState):
             projected=not static,
         )
         if need_head_weights and weights is not None:
-            weights = weights.transpose(0, 1)
-        # fairseq's memory layout: residual dropout then draws the same mask as in fairseq's transformer
+            weights = weights.transpose(0, 1)  # (R, H, T, S) → (H, R, T, S)
+        # (R, T, E) → (T, R, E), contiguous: residual dropout then draws the same mask as in fairseq's transformer
         return output.transpose(0, 1).contiguous(), weights
 
     def _for_every_step(self, source: Cache) -> Cache:
         """Do once what every decoding step would repeat: store keys and values contiguously, combine the mask."""
-        key, value, content = source.entry
+        key, value, content = source.entry  # value: (N, G, S, dv)
         shape = (value.size(0), self.num_heads, 1, value.size(2))
         mask = combine(source.padding, None, False, shape, like=value)
         return Cache(KeyValue(key.contiguous(), value.contiguous(), content), None, source.beams, mask)

@@ -66,8 +66,8 @@ def test_error_is_a_few_roundings(name, mask, dtype, device):
     assert 0 < error <= (2 if dtype.itemsize == 2 else 4)  # on a CPU, at most 1.4 and 2.7
 
 
-def test_finite_fill_values_are_added_to_the_scores():
-    """If all scores are shifted by −1e4, fairseq's fill value, the output stays the same instead of becoming zero."""
+def test_finite_fill_values_are_added_to_the_logits():
+    """If all logits are shifted by −1e4, fairseq's fill value, the output stays the same instead of becoming zero."""
     layer = build("collaborative")
     query, key, value = inputs("self")
     plain = layer(query, key, value)[0]

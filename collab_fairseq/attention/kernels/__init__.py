@@ -51,7 +51,7 @@ def attend_collaborative(
         query: (N, T, D̃k), shared by all heads, neither mixed nor scaled; beams are folded into T.
         mixing: (H, D̃k).
         entry: shared key (N, S, D̃k); value (N, G, S, dv) for G groups of heads; content (N, H, S), not scaled, or None.
-        scale: factor on the scores.
+        scale: factor on the logits.
         mask, dropout, need_weights, and the results: see :func:`.packed_bmm.attend`.
     """
     kernel = choose(name, query, mixing, entry, mask, need_weights)

@@ -1,13 +1,13 @@
 """Kernel ``head_loop``: collaborative heads one after the other, the fastest way on a CPU.
 
-    scores_h = [(Q ⊙ m_h) Kᵀ + c_h] · scale        P_h = softmax(scores_h + mask)        O_h = dropout(P_h) V_h
+    logits_h = [(Q ⊙ m_h) Kᵀ + c_h] · scale        P_h = softmax(logits_h + mask)        O_h = dropout(P_h) V_h
 
 A buffer (n, T, D̃k) holds the mixed queries Q ⊙ m_h of one head and of n sentences, few enough for the CPU cache. The
 backward pass mixes the queries again. Autograd saves Q, M, K and V, which exist anyway, P (H, N, T, S) and, with
 dropout, a boolean mask of the same size. With G = ∂loss/∂O, the gradients of head h are
 
     ∂V_h = dropout(P_h)ᵀ G_h                 ∂P_h = dropout(G_h V_hᵀ)         (the same weights are dropped)
-    ∂S_h = P_h ⊙ (∂P_h − rowsum(∂P_h ⊙ P_h))                                  (S_h: scores of head h)
+    ∂S_h = P_h ⊙ (∂P_h − rowsum(∂P_h ⊙ P_h))                                  (S_h: logits of head h)
     ∂Q  += (∂S_h K) ⊙ m_h · scale            ∂K += ∂S_hᵀ (Q ⊙ m_h) · scale
     ∂m_h = Σ_nt (∂S_h K) ⊙ Q · scale         ∂c_h = Σ_t ∂S_h · scale
 
@@ -112,7 +112,7 @@ class Group(NamedTuple):
     rows: slice
     mixed: Tensor  # (n, T, D̃k), mixed queries
     d_mixed: Tensor  # (n, T, D̃k), their gradient
-    scores: Tensor  # (n, T, S), scores or their gradient
+    logits: Tensor  # (n, T, S), logits, weights or their gradient
     output: Tensor  # (n, T, dv)
 
 
@@ -151,16 +151,16 @@ def forward(inputs: Inputs, scale: float, dropout: float, keep_weights: bool) ->
         rows = group.rows
         for h in range(num_heads):
             torch.mul(query[rows], scaled_mixing[h], out=group.mixed)
-            scores = weights[h, rows] if keep_weights else group.scores
-            torch.bmm(group.mixed, key[rows].transpose(1, 2), out=scores)
+            logits = weights[h, rows] if keep_weights else group.logits
+            torch.bmm(group.mixed, key[rows].transpose(1, 2), out=logits)
             if content is not None:
-                scores.add_(content[rows, h].unsqueeze(1), alpha=scale)
+                logits.add_(content[rows, h].unsqueeze(1), alpha=scale)
             if mask is not None:
-                scores.add_(mask[rows, h])
-            torch.softmax(scores, -1, out=scores)
+                logits.add_(mask[rows, h])
+            p = torch.softmax(logits, -1, out=logits)
             if keep is not None:
-                scores = torch.mul(scores, keep[rows, h], out=group.scores).div_(1.0 - dropout)
-            output[rows, h] = torch.bmm(scores, value[rows, h], out=group.output)
+                p = torch.mul(p, keep[rows, h], out=group.logits).div_(1.0 - dropout)
+            output[rows, h] = torch.bmm(p, value[rows, h], out=group.output)
     return output, weights
 
 
@@ -179,34 +179,34 @@ def backward(inputs: Inputs, weights: Tensor, gradients: Gradients, scale: float
     d_key = torch.zeros(key.shape, dtype=key.dtype, device=key.device)
     d_value = torch.zeros_like(value)
     d_content = torch.empty_like(content) if content is not None else None
-    for rows, mixed, d_mixed, d_scores, _ in groups(inputs):
+    for rows, mixed, d_mixed, d_logits, _ in groups(inputs):
         for h in range(mixing.size(0)):
             p = weights[h, rows]
             # ∂V_h and ∂P_h
             if output_gradient is None:
-                d_scores.zero_()
+                d_logits.zero_()
             else:
                 g = output_gradient[rows, h]
                 dropped = p
                 if keep is not None:
-                    dropped = torch.mul(p, keep[rows, h], out=d_scores).div_(1.0 - dropout)
+                    dropped = torch.mul(p, keep[rows, h], out=d_logits).div_(1.0 - dropout)
                 d_value[rows, h] = torch.bmm(dropped.transpose(1, 2), g)
-                torch.bmm(g, value[rows, h].transpose(1, 2), out=d_scores)
+                torch.bmm(g, value[rows, h].transpose(1, 2), out=d_logits)
                 if keep is not None:
-                    d_scores.mul_(keep[rows, h]).div_(1.0 - dropout)
+                    d_logits.mul_(keep[rows, h]).div_(1.0 - dropout)
             if weights_gradient is not None:
-                d_scores.add_(weights_gradient[rows, h])
+                d_logits.add_(weights_gradient[rows, h])
             # ∂S_h, in the same buffer
-            torch._softmax_backward_data(d_scores, p, -1, p.dtype, grad_input=d_scores)
+            torch._softmax_backward_data(d_logits, p, -1, p.dtype, grad_input=d_logits)
             # ∂K, ∂Q, ∂m_h and ∂c_h
             torch.mul(query[rows], scaled_mixing[h], out=mixed)
-            d_key[rows].baddbmm_(d_scores.transpose(1, 2), mixed)
-            torch.bmm(d_scores, key[rows], out=d_mixed)
+            d_key[rows].baddbmm_(d_logits.transpose(1, 2), mixed)
+            torch.bmm(d_logits, key[rows], out=d_mixed)
             if h == 0:
                 torch.mul(d_mixed, scaled_mixing[h], out=d_query[rows])
             else:
                 d_query[rows].addcmul_(d_mixed, scaled_mixing[h])
             d_mixing[h].add_(d_mixed.mul_(query[rows]).sum((0, 1)), alpha=scale)
             if d_content is not None:
-                torch.sum(d_scores, 1, out=d_content[rows, h]).mul_(scale)
+                torch.sum(d_logits, 1, out=d_content[rows, h]).mul_(scale)
     return d_query, d_mixing, d_key, d_value, d_content

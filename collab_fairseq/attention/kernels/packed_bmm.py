@@ -1,6 +1,6 @@
 """Kernel ``bmm``: batched matrix products. It supports all inputs, devices and derivatives.
 
-    scores_h = Q_h Kᵀ + c_h        P_h = softmax(scores_h + mask)        O_h = dropout(P_h) V_h
+    logits_h = Q_h Kᵀ + c_h        P_h = softmax(logits_h + mask)        O_h = dropout(P_h) V_h
 
 The queries of heads that share a key are stacked, (N, H·T, d), and multiplied with it in one product, so the key is
 never copied per head. The B beams of a sentence are more rows of the same product. For the backward pass, autograd
@@ -45,17 +45,17 @@ def attend(query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: floa
 def attention_weights(query: Tensor, key: Tensor, content: Optional[Tensor], mask: Optional[Tensor]) -> Tensor:
     """Attention weights (N, H, T, S) before dropout; for the arguments see :func:`attend`.
 
-    The softmax is computed in float32, or in float64 for float64 scores.
+    The softmax is computed in float32, or in float64 for float64 logits.
     """
-    scores = _stack_groups(query, key.size(1)).matmul(key.transpose(-2, -1))
-    scores = _split_groups(scores, *query.shape[1:3])
+    logits = _stack_groups(query, key.size(1)).matmul(key.transpose(-2, -1))
+    logits = _split_groups(logits, *query.shape[1:3])
     if content is not None:
-        scores = scores + content.unsqueeze(2)
-    dtype = scores.dtype
+        logits = logits + content.unsqueeze(2)
+    dtype = logits.dtype
     if mask is not None:
-        scores = scores + mask
+        logits = logits + mask
     softmax_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-    return torch.softmax(scores, dim=-1, dtype=softmax_dtype).to(dtype)
+    return torch.softmax(logits, dim=-1, dtype=softmax_dtype).to(dtype)
 
 
 # torch.export cannot merge two dimensions of unknown length: it goes through one dimension

@@ -1,6 +1,6 @@
 """Kernel ``sdpa``: torch's fused ``scaled_dot_product_attention``, for collaborative and standard heads.
 
-    scores_h = Q_h Kᵀ + (c_h + mask)        O_h = dropout(softmax(scores_h)) V_h
+    logits_h = Q_h Kᵀ + (c_h + mask)        O_h = dropout(softmax(logits_h)) V_h
 
 Fused backends never store the attention weights. A shared key is passed as a view whose head axis has stride 0. Only
 two of torch's backends accept queries and keys of a different width than the values, dropout, and a bias with a
@@ -39,7 +39,7 @@ def _without_cudnn() -> ContextManager[Any]:
 
 
 def cast_mask(mask: Optional[Tensor], dtype: torch.dtype) -> Optional[Tensor]:
-    """Cast an additive mask to the dtype of the scores, which torch requires. Large finite values stay finite."""
+    """Cast an additive mask to the dtype of the logits, which torch requires. Large finite values stay finite."""
     if mask is None or mask.dtype == dtype:
         return mask
     hidden = mask == -math.inf
