@@ -2,6 +2,7 @@
 """Convert a sentence encoder at several key dimensions without labels, and measure STS-B by cosine similarity.
 
     embeddings.py --model data/all-MiniLM-L6-v2
+    embeddings.py results/glue/embeddings-*.json    # the tables of these records
 
 Methods: `unweighted` (the paper's objective), `calibrated` (256 sentences of STS-B's training set), `distilled` (then
 trained without labels on the sentences of the training sets of STS-B, MRPC and SST-2). OUTPUT contains the texts, the
@@ -11,13 +12,15 @@ models, a record per conversion, `speed.json` and table.md. The same command res
 import argparse
 import logging
 import random
+import shutil
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Sequence, Tuple
 
 try:
     import torch
+    from table import existing
     from tasks import TASKS, read
 
     from collab_fairseq.reparam.folders import Source, convert_folder
@@ -31,6 +34,7 @@ from collab_fairseq.records import pages
 from collab_fairseq.records.files import write_json, write_text
 from collab_fairseq.records.record import Record, load
 from collab_fairseq.reparam.pipeline import Settings
+from fairseq_modern.errors import UserError
 
 logger = logging.getLogger("embeddings")
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,6 +79,26 @@ def sentences_per_second(models: Dict[str, Any], length: int) -> Dict[str, float
     return {name: sorted(values)[len(values) // 2] for name, values in rates.items()}
 
 
+def table_of(records: Sequence[Path]) -> str:
+    """The tables of records: embeddings-METHOD-KEY_DIM.json and embeddings-speed.json."""
+    conversions: Dict[str, Dict[str, Any]] = {}
+    speed: Dict[str, Any] = {}
+    for path in records:
+        _, method, *key_dim = path.stem.split("-")
+        if key_dim:
+            conversions[f"{method}/{key_dim[0]}"] = load(path, "conversion", path.stem)["parts"]
+        else:
+            speed = load(path, "study", path.stem)["parts"]
+    if not conversions:
+        return "This has not been measured yet.\n"
+
+    def order(name: str) -> Tuple[int, int]:
+        method, _, key_dim = name.partition("/")
+        return -int(key_dim), METHODS.index(method)
+
+    return table({name: conversions[name] for name in sorted(conversions, key=order)}, speed)
+
+
 def table(conversions: Dict[str, Dict[str, Any]], speed: Dict[str, Any]) -> str:
     """The tables in Markdown, from the parts of conversions (`method/key_dim`) and of the speed."""
     rows = [["method", "key dimension", "parameters (M)", "STS-B", "difference", "cosine", "seconds"]]
@@ -99,41 +123,58 @@ def table(conversions: Dict[str, Dict[str, Any]], speed: Dict[str, Any]) -> str:
     return f"{text}\n{pages.table(rows, numbers=True)}\n\n{note}\n"
 
 
-def main() -> None:
+def markdown(arguments: Sequence[str], folder: str = ".") -> str:
+    """Measure what is missing in --output, if there is a --model; returns the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--model", type=Path, required=True, metavar="DIR", help="folder of an encoder, such as that of minilm.py")
+    add("records", nargs="*", type=Path, metavar="RECORD", help="only print the tables of these records")
+    add("--model", type=Path, metavar="DIR", help="folder of an encoder, such as that of minilm.py")
     add("--data", type=Path, default=ROOT / "data/glue", metavar="DIR", help="GLUE tasks (default: data/glue)")
     add("--key-dims", default="192,128,96,64", metavar="N,…", help="key dimensions (default: %(default)s)")
     add("--methods", default=",".join(METHODS), metavar="NAME,…", help="methods (default: %(default)s)")
     add("--steps", type=int, default=1000, metavar="N", help="steps of distillation (default: %(default)s)")
     add("--seed", type=int, default=1, metavar="N", help="random seed (default: %(default)s)")
-    folder = ROOT / "runs/glue/embeddings"
-    add("--output", type=Path, default=folder, metavar="DIR", help="output folder (default: runs/glue/embeddings)")
+    default = ROOT / "runs/glue/embeddings"
+    add("--output", type=Path, default=default, metavar="DIR", help="output folder (default: runs/glue/embeddings)")
     add("--no-speed", action="store_true", help="do not measure sentences per second, which needs a quiet core")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="embeddings: %(message)s")
+    if args.model is None:
+        return table_of(existing(args.records))
     args.output.mkdir(parents=True, exist_ok=True)
     data = write_texts(args.data, args.output)
     conversions: Dict[str, Dict[str, Any]] = {}
-    for key_dim in args.key_dims.split(","):
-        for method in args.methods.split(","):
+    key_dims, methods = args.key_dims.split(","), args.methods.split(",")
+    for key_dim in key_dims:
+        for method in methods:
             name = f"{method}-{key_dim}"
+            logger.info("%d of %d: %s", len(conversions) + 1, len(key_dims) * len(methods), name)
             path = args.output / f"{name}.json"
+            settings = Settings(
+                key_dim=int(key_dim),
+                calibration=None if method == "unweighted" else str(args.output / "calibration.txt"),
+                distill=args.steps if method == "distilled" else None,
+                distill_text=str(args.output / "unlabelled.txt") if method == "distilled" else None,
+                evaluate=str(args.data / "stsb"),
+                seed=args.seed,
+            )
             if not path.is_file():
-                settings = Settings(
-                    key_dim=int(key_dim),
-                    calibration=None if method == "unweighted" else str(args.output / "calibration.txt"),
-                    distill=args.steps if method == "distilled" else None,
-                    distill_text=str(args.output / "unlabelled.txt") if method == "distilled" else None,
-                    evaluate=str(args.data / "stsb"),
-                    seed=args.seed,
-                )
+                shutil.rmtree(args.output / name, ignore_errors=True)  # interrupted between model and record
                 line = command("recipes/glue/embeddings.py")
                 content = convert_folder(args.model, args.output / name, settings, line).content
                 content.update(name=f"embeddings-{name}", settings={**content["settings"], "data": data})
                 write_json(content, path)
-            conversions[f"{method}/{key_dim}"] = load(path, "conversion")["parts"]
+            record = load(path, "conversion", f"embeddings-{name}")
+            wanted = {
+                "distill": settings.distill,
+                "seed": args.seed,
+                "data": data,
+                "checkpoint": file_setting(args.model),
+            }
+            for key, value in wanted.items():
+                if record["settings"][key] != value:
+                    raise UserError(f"{path} was made with another {key}: choose another --output")
+            conversions[f"{method}/{key_dim}"] = record["parts"]
     speed: Dict[str, Any] = {}
     if not args.no_speed:
         path = args.output / "speed.json"
@@ -141,13 +182,15 @@ def main() -> None:
         folders = {"source": args.model, **{n: args.output / f"calibrated-{n}" for n in args.key_dims.split(",")}}
         models = {name: Source.load(folder, "cpu").model for name, folder in folders.items()}
         settings_ = {"model": file_setting(args.model), "batch": BATCH, "repeats": REPEATS}
-        record_ = Record("study", "embeddings-speed", command("recipes/glue/embeddings.py"), settings_, path)
+        record_ = Record(
+            "study", "embeddings-speed", command("recipes/glue/embeddings.py"), settings_, path, fixed=("hardware",)
+        )
         record_.part("bytes", lambda: {n: (Path(f) / "model.safetensors").stat().st_size for n, f in folders.items()})
         record_.part("rates", lambda: {str(length): sentences_per_second(models, length) for length in LENGTHS})
         speed = record_.parts
     write_text(table(conversions, speed), args.output / "table.md")
-    sys.stdout.write(table(conversions, speed))
+    return table(conversions, speed)
 
 
 if __name__ == "__main__":
-    sys.exit(guarded("recipes/glue/embeddings.py", main))
+    sys.exit(guarded("recipes/glue/embeddings.py", lambda: sys.stdout.write(markdown(sys.argv[1:])) and 0))

@@ -18,7 +18,6 @@ from paper import NAMES, PAPER, SOURCE, WIDTH
 from tasks import TASKS, TITLES
 
 from collab_fairseq.cli.main import guarded
-from collab_fairseq.cli.options import parse_script_with_page, publish
 from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import number_text
 from collab_fairseq.records.record import load
@@ -240,14 +239,20 @@ def add_grid(parser: argparse.ArgumentParser) -> None:
     add("--key-dims", type=numbers, default=[], metavar="N,…", help="key dimensions of the study")
 
 
-def main() -> None:
+def existing(records: Sequence[Path]) -> List[Path]:
+    """Without patterns that match nothing, which shells and pages leave as they are."""
+    return [path for path in records if path.exists() or not set("*?[") & set(path.name)]
+
+
+def markdown(arguments: Sequence[str], folder: str = ".") -> str:
+    """The tables that the command prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", nargs="*", type=Path, metavar="RECORD", help="record.json of run.py")
     add_grid(parser)
-    args = parse_script_with_page(parser)
+    args = parser.parse_args(arguments)
     grid = Grid(args.tasks, args.seeds, args.key_dims)
-    publish(args, table([load(path, "study") for path in args.records], grid))
+    return table([load(path, "study") for path in existing(args.records)], grid)
 
 
 if __name__ == "__main__":
-    sys.exit(guarded("table.py", main))
+    sys.exit(guarded("table.py", lambda: sys.stdout.write(markdown(sys.argv[1:])) and 0))

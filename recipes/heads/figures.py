@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Draw the figures of head analyses from their records: figures.py RECORD ...
 
-RECORD is NAME.ANALYSIS.json, as written by run.sh. The figure is NAME.ANALYSIS.svg in the same folder. Figures of the
-same analysis share axes and colour scales.
+RECORD is NAME.ANALYSIS.json, as written by run.sh. The figure is NAME.ANALYSIS.svg in the same folder, with --pdf also
+NAME.ANALYSIS.pdf. Figures of the same analysis share axes and colour scales.
 """
 
 import argparse
@@ -39,14 +39,16 @@ def draw(record: Dict[str, Any], path: str, model: str, compared: List[Dict[str,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", nargs="+", type=Path, metavar="RECORD")
+    parser.add_argument("--pdf", action="store_true", help="also draw .pdf files, for papers")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="figures.py: %(message)s", stream=sys.stderr)
     records = {path: load(path, "heads") for path in args.records}
     for path, record in records.items():
-        figure = path.with_suffix(".svg")
         compared = [other for other in records.values() if other["name"] == record["name"]]
-        draw(record, str(figure), path.name.split(".")[0], compared)
-        logger.info("wrote %s", figure)
+        for suffix in (".svg", ".pdf") if args.pdf else (".svg",):
+            figure = path.with_suffix(suffix)
+            draw(record, str(figure), path.name.split(".")[0], compared)
+            logger.info("wrote %s", figure)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from study import authors_scale, parafac
 from collab_fairseq.attention.factors import HeadFactors, ScoreWeights, relative_error
 from collab_fairseq.checkpoints import file_setting
 from collab_fairseq.cli.main import guarded
-from collab_fairseq.cli.options import command, parse_script_with_page, publish
+from collab_fairseq.cli.options import command
 from collab_fairseq.huggingface import score_weights
 from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import check_figure, drawing, other_look, points
@@ -218,7 +218,8 @@ def numbers(text: str) -> List[int]:
     return [int(part) for part in text.split(",")]
 
 
-def main() -> None:
+def markdown(arguments: Sequence[str], folder: str = ".") -> str:
+    """Measure what the record lacks, if there is a --model, and draw the figure; returns the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("record", type=Path, metavar="RECORD", help="the record, JSON")
@@ -230,7 +231,8 @@ def main() -> None:
     add("--seeds", type=numbers, default=numbers(SEEDS), metavar="N,…", help=f"of the decomposition; default: {SEEDS}")
     add("--threads", type=int, default=1, metavar="N", help="CPU threads (default: %(default)s)")
     add("--figure", type=Path, metavar="FILE", help="draw the figure: a .svg, .png or .pdf file")
-    args = parse_script_with_page(parser)
+    args = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="decomposition.py: %(message)s", stream=sys.stderr)
     check_figure(args.figure)
     unknown = sorted({*args.methods} - {*LABELS})
     if unknown:
@@ -239,11 +241,13 @@ def main() -> None:
         if not (args.calibration and args.evaluate):
             raise UserError("--model needs --calibration and --evaluate")
         Decompositions(args).run(args.methods, args.key_dims, args.seeds)
+    elif not args.record.exists():
+        return table({})
     record = load(args.record, "study", NAME)
-    publish(args, table(record["parts"]))
     if args.figure:
         draw(record, args.figure)
+    return table(record["parts"])
 
 
 if __name__ == "__main__":
-    sys.exit(guarded("decomposition.py", main))
+    sys.exit(guarded("decomposition.py", lambda: sys.stdout.write(markdown(sys.argv[1:])) and 0))

@@ -37,15 +37,13 @@ def place(tmp_path_factory):
 
 
 @pytest.fixture
-def measure(place, monkeypatch, capsys):
+def measure(place, monkeypatch):
     """Run the script on the encoder; returns its output."""
 
     def measure(record, *more):
         inputs = ["--model", "encoder", "--calibration", "text", "--evaluate", "pairs"]
         monkeypatch.chdir(place)
-        monkeypatch.setattr(sys, "argv", ["decomposition.py", str(record), *inputs, *map(str, more)])
-        decomposition.main()
-        return capsys.readouterr().out
+        return decomposition.markdown([str(record), *inputs, *map(str, more)])
 
     return measure
 
@@ -106,4 +104,4 @@ def test_an_interrupted_run_continues(measure, tmp_path):
 
 
 def test_nothing_measured_yet():
-    assert decomposition.table({}) == "This has not been measured yet.\n"
+    assert decomposition.markdown(["missing.json"]) == "This has not been measured yet.\n"

@@ -22,8 +22,8 @@ for package in ("transformers", "accelerate", "sklearn", "scipy", "pandas"):
     pytest.importorskip(package, reason="pip install 'collab_fairseq[huggingface,plots]'")
 RECIPE = ROOT / "recipes" / "glue"
 sys.path.insert(0, str(RECIPE))
-NAMES = ("table", "tasks", "run", "minilm", "figure", "paper")
-table, tasks, recipe, minilm, figure, paper = (importlib.import_module(name) for name in NAMES)
+NAMES = ("table", "tasks", "run", "minilm", "figure", "paper", "heads", "embeddings")
+table, tasks, recipe, minilm, figure, paper, heads, embeddings = (importlib.import_module(name) for name in NAMES)
 sys.path.remove(str(RECIPE))
 SMALL = ["--rehearse", "bert", "--sentences", "320", "--epochs", "2", "--key-dims", "16", "--output"]
 
@@ -146,6 +146,101 @@ def test_figure_5(tmp_path):
         record["parts"] = {"standard": record["parts"]["standard"]}
     with pytest.raises(UserError, match="no record has scores of a converted model"):
         figure.draw_all(records, tmp_path / "figure.svg")
+
+
+def test_tables_of_head_analyses():
+    assert heads.markdown(["results/none/*.prune.json"]) == "This has not been measured yet.\n"
+    # two layers of two heads; differences of accuracy in points, and p values
+    without = {"E:1:1": (-1.0, 0.5), "E:1:2": (-4.0, 0.01), "E:2:1": (2.0, 0.04), "E:2:2": (0.0, 1.0)}
+    only = {"E:1:1": (-6.0, 0.01), "E:1:2": (-2.5, 0.3), "E:2:1": (0.5, 0.9), "E:2:2": (-9.0, 0.001)}
+    parts = {"whole/text": {"score": 84.04, "constant": 68.4, "right": ""}}
+    for mode, results in (("without", without), ("only", only)):
+        for head, (difference, p) in results.items():
+            parts[f"text/{mode}/{head}"] = {"accuracy": 84.04 + difference, "difference": difference, "p_value": p}
+    text = heads.table({"mrpc": {"name": "ablate", "parts": parts}})
+    assert cells(text, "mrpc") == ["84.0", "68.4", "−4.0 to +2.0", "2 of 4 (1)", "−2.5 +0.5"]
+
+    parts = {"importance": {}, "whole/text": parts["whole/text"]}
+    curves = {"encoder_cross_decoder": 84.0, "random-1": 80.0, "random-2": 70.0, "random-3": 75.0}
+    for percent in range(0, 100, 10):
+        for name, score in curves.items():
+            results = {"accuracy": score - percent / 10, "p_value": 0.25}
+            parts[f"{name}/{percent}"] = {"tests": {"text": results}, "loss": 1.0}
+    text = heads.table({"mrpc": {"name": "prune", "parts": parts}})
+    assert cells(text, "20 %") == ["82.0", "0.250", "73.0 (68.0–78.0)"]
+    assert "Constant prediction: mrpc 68.4." in text
+    with pytest.raises(UserError, match="must be of one analysis"):
+        heads.table({name: {"name": name, "parts": parts} for name in ("prune", "ablate")})
+
+
+def test_table_of_embeddings(tmp_path):
+    assert embeddings.markdown(["results/none/embeddings-*.json"]) == "This has not been measured yet.\n"
+    files = []
+    for method, key_dim, score in (("distilled", 96, 86.0), ("unweighted", 192, 85.0), ("calibrated", 192, 86.5)):
+        evaluation = {
+            "100 × Spearman": {"before": 86.7, "after": score},
+            "mean cosine to the source": {"before": 1.0, "after": 0.9},
+        }
+        sizes = {"before": 22_700_000, "after": 21_800_000}
+        layers = [{"key_dim": {"before": 384, "after": key_dim}}]
+        parts = {"evaluation": evaluation, "parameters": sizes, "seconds": 12.0, "layers": layers}
+        name = f"embeddings-{method}-{key_dim}"
+        files.append(str(tmp_path / f"{name}.json"))
+        record = {"schema": 1, "kind": "conversion", "name": name, "parts": parts}
+        (tmp_path / f"{name}.json").write_text(json.dumps(record))
+    text = embeddings.markdown(files)
+    methods = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ")][2:]
+    assert methods == ["| source", "| unweighted", "| calibrated", "| distilled"]
+    assert cells(text, "calibrated", "192") == ["21.80", "86.50", "-0.20", "0.900", "12"]
+    assert cells(text, "source", "384")[:2] == ["22.70", "86.70"]
+
+
+PAIRS = ["--tasks", "mrpc", "--seeds", "1", "--key-dims", "8", "--epochs", "1"]
+
+
+@pytest.mark.slow
+def test_sequence_ends_its_step_and_continues(tmp_path):
+    """With a small model and pairs of reviews; the records of all steps have the same model."""
+    tasks.rehearsal(tmp_path / "input", "bert", 320, seed=1)
+    (tmp_path / "glue" / "mrpc").mkdir(parents=True)
+    for split in ("train", "validation"):
+        rows = tasks.read(tmp_path / "input" / "data" / "toy" / f"{split}.jsonl")
+        pairs = [{"sentence1": row["sentence"], "sentence2": "taste good", "label": row["label"]} for row in rows]
+        text = "".join(json.dumps(pair) + "\n" for pair in pairs)
+        (tmp_path / "glue" / "mrpc" / f"{split}.jsonl").write_text(text)
+    names = ["mrpc-s1", "importance-mrpc", "ablate-mrpc", "prune-mrpc"]
+    folders = ["--model", tmp_path / "input" / "bert", "--data", tmp_path / "glue", "--output", tmp_path / "output"]
+    command = [sys.executable, RECIPE / "sequence.py", *folders, *PAIRS]
+    listed = subprocess.run([*command, "--list"], capture_output=True, text=True, check=True).stdout
+    steps = [line.partition(":")[0] for line in listed.splitlines()]
+    assert steps == ["redundancy", *names, "embeddings", "speed", "decomposition"]
+
+    with open(tmp_path / "log", "w", encoding="utf-8") as log:
+        process = subprocess.Popen([*command, *names], stderr=log, stdout=log)
+        folder = tmp_path / "output" / "bert" / "seed1" / "mrpc"
+        forked.wait_for(lambda: (folder / "record.json").exists(), process, tmp_path / "log")
+        process.terminate()
+        assert process.wait() == 128 + 15
+    running = subprocess.run(["ps", "-A", "-o", "args="], capture_output=True, text=True, check=True).stdout
+    assert str(tmp_path) not in running
+    done = subprocess.run([*command, *names], capture_output=True, text=True, check=True)
+    assert "sequence: step 4 of 4, prune-mrpc" in done.stderr
+    subprocess.run([*command, "--publish", tmp_path / "records"], check=True)
+    published = {path.name: json.loads(path.read_text()) for path in (tmp_path / "records").iterdir()}
+    analyses = [f"bert-mrpc.{name}.json" for name in ("ablate", "importance", "prune")]
+    assert sorted(published) == sorted(["bert-mrpc-s1.json", *analyses])
+    assert set(published["bert-mrpc-s1.json"]["parts"]) == {"constant", "standard", "converted/8", "tuned/8"}
+    checksums = {published[name]["settings"]["checkpoint"]["sha256"] for name in analyses}
+    assert len(checksums) == 1
+    assert not (folder / "converted").exists() or not list((folder / "converted").iterdir())
+    prune = published["bert-mrpc.prune.json"]["parts"]
+    assert {name.partition("/")[0] for name in prune} >= {"random-1", "random-2", "random-3", "encoder_cross_decoder"}
+    whole = published["bert-mrpc-s1.json"]["parts"]["standard"]["metrics"]["validation"]["accuracy"]
+    assert prune["whole/text"]["score"] == pytest.approx(100 * whole)
+    again = subprocess.run([*command, *names, "embeddings"], capture_output=True, text=True)
+    assert again.returncode == 1  # there is no STS-B here
+    assert "error: these steps failed: embeddings;" in again.stderr
+    table.markdown([str(tmp_path / "records" / "bert-mrpc-s1.json")])
 
 
 @pytest.fixture
