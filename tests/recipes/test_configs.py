@@ -243,5 +243,5 @@ def test_other_stages_than_at_the_start_are_rejected(tmp_path, monkeypatch):
     monkeypatch.setattr(training, "latest_valid_checkpoint", lambda folder: latest)
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(UserError, match=r"has 50 updates, but no averaged\.u20\.pt: give --stages as at the start"):
-        training.train_stage(run_of_recipe, run_of_recipe.stages()[0], "stage 1")
+        training.train_stage(run_of_recipe, run_of_recipe.stages()[0], "stage 1", None)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
