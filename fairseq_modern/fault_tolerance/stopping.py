@@ -28,10 +28,10 @@ import torch.distributed as dist
 from fairseq_modern import fault_tolerance
 from fairseq_modern.fault_tolerance import resuming
 from fairseq_modern.patching import step, wrap
+from fairseq_modern.processes import STOPPED
 
 logger = logging.getLogger(__name__)
 
-EXIT_STATUS = 75
 DEFAULT_HANDLERS: Dict[signal.Signals, Any] = {
     signal.SIGTERM: signal.SIG_DFL,
     signal.SIGINT: signal.default_int_handler,
@@ -44,7 +44,7 @@ class Stopped(SystemExit):
     """Training has stopped on request and can resume. Raised in all processes of a job."""
 
     def __init__(self) -> None:
-        super().__init__(EXIT_STATUS)
+        super().__init__(STOPPED)
 
 
 def request_stop(signum: int, frame: Any) -> None:

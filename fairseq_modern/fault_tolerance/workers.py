@@ -7,17 +7,14 @@ ask the kernel to be killed with torchrun; otherwise the next run finds its fold
 """
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
 import signal
-import sys
 from typing import Any, Iterator
 
 from fairseq_modern.fault_tolerance import stopping
 from fairseq_modern.patching import step
-
-PR_SET_PDEATHSIG = 1  # in <linux/prctl.h>
+from fairseq_modern.processes import STOPPED, die_with_parent
 
 
 def forward_signal(signum: int, frame: Any) -> None:
@@ -38,7 +35,7 @@ def stoppable() -> Iterator[None]:
     try:
         yield
     except torch.multiprocessing.ProcessExitedException as error:
-        if error.exit_code == stopping.EXIT_STATUS:
+        if error.exit_code == STOPPED:
             raise stopping.Stopped from None
         raise
     finally:
@@ -46,13 +43,9 @@ def stoppable() -> Iterator[None]:
 
 
 def die_with_torchrun() -> None:
-    """Let the kernel kill this process when the torchrun that started it ends for any reason."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ or not sys.platform.startswith("linux"):
-        return
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # torchrun ended before the call
-        os.kill(os.getpid(), signal.SIGKILL)
+    """Kill this process when the torchrun that started it, if any, ends for any reason."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        die_with_parent(os.getppid())
 
 
 @step(contextlib.nullcontext())

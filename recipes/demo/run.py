@@ -9,8 +9,8 @@ from typing import List
 
 from runner import settings
 from runner.cli import show_messages
+from runner.launch import run_logged
 from runner.options import Parser, positive
-from runner.process import run_logged
 from runner.progress import progress_shown
 from runner.settings import PYTHON, ROOT
 from runner.summary import summarise
@@ -46,7 +46,7 @@ def parse(recipe: settings.DictConfig) -> argparse.Namespace:
         parser.add_argument(f"--{name}", metavar="N", type=positive, default=default, help=text)
     text = "output folder (default: runs/demo/seed<N>)"
     parser.add_argument("--output", metavar="DIR", type=os.path.abspath, help=text)
-    text = "auto, gpu or cpu (default: auto: one GPU if available)"
+    text = "auto, cuda or cpu (default: auto: one GPU if available)"
     parser.add_argument("--device", metavar="NAME", default="auto", help=text)
     return parser.parse_args()
 

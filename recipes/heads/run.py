@@ -53,7 +53,7 @@ def main() -> None:
     add("--penalties", metavar="X,X", type=penalties, default="0,0.01,0.03,0.1", help=text)
     text = "updates of each training run with gates (default: 1000)"
     add("--gate-updates", metavar="N", type=positive, default=1000, help=text)
-    add("--device", metavar="NAME", default="auto", help="auto, gpu or cpu (default: auto: the GPU if available)")
+    add("--device", metavar="NAME", default="auto", help="auto, cuda or cpu (default: auto: the GPU if available)")
     args = parser.parse_args()
     if not args.reference:
         raise UserError("--reference is needed (see --help)")
@@ -71,7 +71,6 @@ def main() -> None:
 def analyse(args: argparse.Namespace, machine: Machine, output: Path) -> None:
     """Run all analyses and training runs whose results the records lack, and write the page."""
     name = args.name
-    device = "cuda" if machine.device == "gpu" else "cpu"
 
     def heads(step: str, *words: Any) -> None:
         """Run the analysis named by the first part of the step, and write its report to STEP.md."""
@@ -81,7 +80,7 @@ def analyse(args: argparse.Namespace, machine: Machine, output: Path) -> None:
             collab("heads", step.partition("-")[0], args.model, *words, *results)
         write_text(printed.getvalue(), output / f"{step}.md")
 
-    data = ["--data", args.data, "--device", device, "--threads", args.threads]
+    data = ["--data", args.data, "--device", machine.device, "--threads", args.threads]
     tests = [word for split, file in args.reference for word in ("--reference", f"{split}={file}")]
     limit = ["--sentences", args.sentences] if args.sentences else []
     ranking = ["--importance", output / f"{name}.importance.json"]
@@ -93,12 +92,12 @@ def analyse(args: argparse.Namespace, machine: Machine, output: Path) -> None:
     parses = ["--parses", args.parses] if args.parses else []
     heads("roles", *data, *ranking, *parses)
     if args.penalties:
-        train_with_gates(args, machine, device, output)
+        train_with_gates(args, machine, output)
     write_text(page.page(output, name), output / "table.md")
     logger.info("results: %s/table.md, %s.*.json, %s.*.svg", output, name, name)
 
 
-def train_with_gates(args: argparse.Namespace, machine: Machine, device: str, output: Path) -> None:
+def train_with_gates(args: argparse.Namespace, machine: Machine, output: Path) -> None:
     def train(penalty: str) -> Path:
         flags = [*TRAINING, "--warmup-updates", str(args.gate_updates // 10), *machine.flags()]
         flags += ["--head-gates", "encoder_cross_decoder", "--gate-penalty", penalty]
@@ -106,11 +105,11 @@ def train_with_gates(args: argparse.Namespace, machine: Machine, device: str, ou
 
     search = {"beam": 5, "lenpen": 1.0, "max_tokens": 4000, "sentences": args.sentences}
     tests = [TestSet(split, file, search) for split, file in args.reference]
-    source = load_model(args.model, args.data, device=device)
+    source = load_model(args.model, args.data, device=machine.device)
     settings = {**settings_of_tests(source, tests), "updates": args.gate_updates}
     command_line = command("recipes/heads/run.sh")
     path = output / f"{args.name}.gates.json"
-    record = new_record("gates", command_line, [args.model], settings, path, device)
+    record = new_record("gates", command_line, [args.model], settings, path, machine.device)
     gates.score(source, tests, record, args.penalties, train)
     gates.draw(record.content, path.with_suffix(".svg"))
     write_text(gates.report(record.parts), output / "gates.md")

@@ -11,6 +11,7 @@ In the order of a run:
     overrides    variant, options and SECTION.NAME=VALUE arguments: all merged in `merge`
     validation   names, types and ranges of settings; whether fairseq can build the model
     machine      device, precision, division of the batch among processes
+    launch       child processes: commands, signals, exit statuses, GPUs; usage: their time and memory
     recipe_run   `RecipeRun`: folder, stages, averages
     folder       settings kept in the folder of a run, and its lock
     data         preparation and checksums
@@ -21,7 +22,7 @@ In the order of a run:
     sweep        several runs and their table
     cli          `main`: these steps in order
 
-For programs of recipes: `finetune` (options and training of a given model), `process.run_logged` (a child process that
+For programs of recipes: `finetune` (options and training of a given model), `launch.run_logged` (a child process that
 gets all signals), `programs` (`collab` and fairseq's tools), `progress` and `summary`. They parse options with
 `options.Parser` and end with `collab_fairseq.cli.main.guarded(NAME, main)`.
 """

@@ -11,7 +11,7 @@ from collab_fairseq.records.files import write_text
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import CHECKSUMS, damaged_files, read_checksums
 
-from .process import run_logged
+from .launch import run_logged
 from .settings import PYTHON, ROOT
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from fairseq_modern.files import CHECKSUMS, atomic_write
 
 from . import data
 from .folder import check_settings, kept_settings
-from .process import run_logged
+from .launch import run_logged
 from .programs import collab, tool
 from .recipe_run import Average, RecipeRun
 from .settings import DECODING_SECTIONS, ROOT, decoding, flags
@@ -327,9 +327,8 @@ def translate_blind(run: RecipeRun, name: str) -> None:
         logger.info("not translating %s: there is no %s (%s names its folder)", name, file, option)
         return
     logger.info("translating %s", name)
-    device = "cuda" if run.machine.device == "gpu" else "cpu"
     command = [tool("collab"), "translate", run.output / "model"]
-    command += ["--device", device, "--threads", run.machine.threads]
+    command += ["--device", run.machine.device, "--threads", run.machine.threads]
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout:
         stdin.write(gzip.decompress(source.read_bytes()))
         stdin.seek(0)

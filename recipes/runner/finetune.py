@@ -18,8 +18,8 @@ from fairseq_modern.fault_tolerance.checkpoints import latest_valid_checkpoint
 
 from . import settings
 from .folder import keep_settings, locked
+from .launch import run_logged
 from .options import Parser
-from .process import run_logged
 from .programs import tool
 from .settings import ROOT, USER_DIR
 

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import socket
 from dataclasses import dataclass
 from typing import List, NamedTuple, Optional, Tuple
 
@@ -10,7 +9,8 @@ from collab_fairseq.records.environment import usable_gpus
 from fairseq_modern import processor
 from fairseq_modern.errors import UserError
 
-from .settings import PYTHON, SettingsError
+from .launch import free_port, torchrun
+from .settings import SettingsError
 
 logger = logging.getLogger("recipe")
 
@@ -48,13 +48,13 @@ def find_gpus() -> Gpus:
 
 
 def choose_device(name: str, gpus: int) -> str:
-    """`cpu` or `gpu`. Also sets environment variables for the processes that will use it."""
-    name = "gpu" if name == "cuda" else name  # as in `collab`
-    if name not in ("auto", "gpu", "cpu"):
-        raise SettingsError(f"--device must be auto, gpu or cpu; got '{name}'")
-    if name == "gpu" or (name == "auto" and gpus):
+    """`cpu` or `cuda`. Also sets environment variables for the processes that will use it."""
+    name = "cuda" if name == "gpu" else name  # its name in earlier versions
+    if name not in ("auto", "cuda", "cpu"):
+        raise SettingsError(f"--device must be auto, cuda or cpu; got '{name}'")
+    if name == "cuda" or (name == "auto" and gpus):
         os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"  # cuDNN plans again for every new shape of a batch
-        return "gpu"
+        return "cuda"
     # let glibc keep freed memory: getting it from the kernel again takes longer than the computation
     os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(1 << 33))
     os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(1 << 32))
@@ -105,9 +105,9 @@ class Machine:
         number, self.capability, self.memory = find_gpus()
         request = f"--device {self.device}"
         if self.device == "auto" and self.gpus:
-            self.device, request = "gpu", f"--gpus {self.gpus}"
+            self.device, request = "cuda", f"--gpus {self.gpus}"
         elif self.device == "auto" and os.environ.get("SLURM_GPUS_ON_NODE", "0") not in ("", "0"):
-            self.device, request = "gpu", "this Slurm job has GPUs"
+            self.device, request = "cuda", "this Slurm job has GPUs"
         self.device = choose_device(self.device, number)
         if self.device == "cpu":
             self.gpus = self.gpus or 1
@@ -124,7 +124,7 @@ class Machine:
         """Set precision to fp16, bf16 or fp32."""
         if self.precision not in ("auto", "fp16", "bf16", "fp32"):
             raise SettingsError(f"--precision must be auto, fp16, bf16 or fp32; got '{self.precision}'")
-        self.precision = self._gpu_precision() if self.device == "gpu" else self._cpu_precision()
+        self.precision = self._gpu_precision() if self.device == "cuda" else self._cpu_precision()
 
     def _gpu_precision(self) -> str:
         # bf16 has the range of fp32 and needs no loss scale; GPUs support it from compute capability 8.0 (A100) on
@@ -161,7 +161,7 @@ class Machine:
         """
         least = min(LONGEST, batch)  # a test with short sentences may have a smaller batch
         shares = equal_shares(batch, self.processes, least)
-        if self.device == "gpu" and self.memory >= 48:
+        if self.device == "cuda" and self.memory >= 48:
             limit *= self.memory // 24
         if self.max_tokens and self.max_tokens not in shares:
             possible = ", ".join(map(str, shares)) or "no value with this number of processes"
@@ -180,7 +180,7 @@ class Machine:
         self.update_freq = batch // (self.processes * self.max_tokens)
         logger.info(
             "%d %s x %d tokens x update-freq %d = %d tokens per update, %s",
-            *(self.processes, "GPU(s)" if self.device == "gpu" else "CPU process(es)"),
+            *(self.processes, "GPU(s)" if self.device == "cuda" else "CPU process(es)"),
             *(self.max_tokens, self.update_freq, batch, self.precision),
         )
 
@@ -196,7 +196,7 @@ class Machine:
             words.append("--amp" if self.device == "cpu" else f"--{self.precision}")
         if self.processes > 1:
             words[1] = str(self.processes)
-            words += [] if self.device == "gpu" else ["--distributed-backend", "gloo"]
+            words += [] if self.device == "cuda" else ["--distributed-backend", "gloo"]
         return words
 
     def launch(self) -> List[str]:
@@ -207,9 +207,7 @@ class Machine:
         if self.nodes > 1:
             address, master_port = self.first_node()
             port = self.torchrun_port or str(master_port)
-        torchrun = [PYTHON, "-m", "torch.distributed.run", "--nproc_per_node", str(self.gpus)]
-        torchrun += ["--nnodes", str(self.nodes), "--master_addr", address, "--master_port", port]
-        return [*torchrun, "--node_rank", str(self.node_rank)]
+        return torchrun(self.gpus, self.nodes, self.node_rank, address, port)
 
     def first_node(self) -> Tuple[str, int]:
         """Host and port of --master."""
@@ -220,9 +218,3 @@ class Machine:
                 "in Slurm, submit recipes/slurm/run.sbatch"
             )
         return address, int(port)
-
-
-def free_port() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return str(free.getsockname()[1])

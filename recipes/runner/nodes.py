@@ -16,8 +16,8 @@ from typing import Any, Callable, Dict, Iterator, Optional
 
 from fairseq_modern.errors import UserError
 
-from .machine import Machine, free_port
-from .process import STOPPED
+from .launch import STOPPED, free_port
+from .machine import Machine
 
 logger = logging.getLogger("recipe")
 

@@ -114,7 +114,7 @@ def add_shared_options(parser: argparse.ArgumentParser, recipe: str, cfg: DictCo
     add_setting(group, cfg, "--reference", "recipe.reference", text, metavar="FILE", type=os.path.abspath)
 
     group = parser.add_argument_group("machine")
-    add_setting(group, cfg, "--device", "recipe.device", "auto, gpu or cpu", metavar="NAME")
+    add_setting(group, cfg, "--device", "recipe.device", "auto, cuda or cpu", metavar="NAME")
     default = {None: "all", 1: "one"}.get(settings.default_gpus, settings.default_gpus)
     text = "GPUs per node; with --device cpu, processes"
     text += "" if settings.gpus else f" (default: {default}; one process)"

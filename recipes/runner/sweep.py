@@ -23,9 +23,9 @@ from fairseq_modern.files import CHECKSUMS
 from .data import fingerprint
 from .evaluation import blind_source, blind_translations, recorded_scores
 from .folder import check_files, check_output, check_settings, kept_settings
+from .launch import STOPPED, forward_signals, gpu_shares, run_logged, send, start
 from .machine import Machine, find_gpus
 from .overrides import shell_words
-from .process import STOPPED, forward_signals, run_logged, send, start
 from .programs import collab
 from .settings import ROOT, SettingsError, decoding, identity
 
@@ -169,7 +169,7 @@ def gpus_per_run(cfg: DictConfig) -> int:
     """GPUs of each run; 0: all, or none. Raises UserError if a run would not find the GPUs that it requests."""
     machine = Machine(cfg.recipe.device, cfg.recipe.gpus or 0)
     machine.find_gpus()
-    return (cfg.recipe.gpus or cfg.recipe.default_gpus or 0) if machine.device == "gpu" else 0
+    return (cfg.recipe.gpus or cfg.recipe.default_gpus or 0) if machine.device == "cuda" else 0
 
 
 def make(runs: Dict[str, List[str]], output: Path, jobs: int, gpus: int) -> List[str]:
@@ -185,7 +185,7 @@ def make(runs: Dict[str, List[str]], output: Path, jobs: int, gpus: int) -> List
     environment = dict(os.environ)
     if jobs > 1:
         environment.pop("MASTER_PORT", None)  # each run has a port of its own
-    shares = gpu_shares(jobs, gpus)
+    shares = gpu_shares(jobs, gpus, find_gpus().number if jobs > 1 and gpus else 0)
     share_of: Dict[str, str] = {}
     with forward_signals(running.values()) as received:
         for number, (name, command) in enumerate(runs.items(), start=1):
@@ -206,18 +206,6 @@ def make(runs: Dict[str, List[str]], output: Path, jobs: int, gpus: int) -> List
             if received:
                 send(running[name])
         return failed + wait_for(running, 0, received)
-
-
-def gpu_shares(jobs: int, gpus: int) -> List[str]:
-    """CUDA_VISIBLE_DEVICES of each of the jobs: separate GPUs as far as possible; empty if a job uses all GPUs."""
-    number = find_gpus().number if jobs > 1 and gpus else 0
-    if not number:
-        return []
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = visible.split(",") if visible else [str(n) for n in range(number)]
-    per_job = min(gpus, number)
-    firsts = [job * gpus for job in range(jobs)]
-    return [",".join(names[(first + n) % number] for n in range(per_job)) for first in firsts]
 
 
 def wait_for(running: Processes, limit: int, received: List[int]) -> List[str]:

@@ -14,9 +14,9 @@ from fairseq_modern.files import CHECKSUMS, damaged_files
 
 from .averaging import write_averages
 from .data import fingerprint
+from .launch import run_logged
 from .machine import SET_BY_MACHINE
 from .nodes import Connections
-from .process import run_logged
 from .programs import tool
 from .recipe_run import Average, RecipeRun
 from .settings import ROOT, TRAINING_SECTIONS, flags, identity
@@ -60,7 +60,8 @@ def train_stage(run: RecipeRun, average: Average, step: str, others: Connections
         resuming = f": resuming from {os.path.basename(latest.path)}" if latest else ""
         logger.info("%s%s", step, resuming)
         # auto is fp16 or bf16, depending on the GPUs: the record lists the precision of each part
-        machine = {**environment.hardware(), "threads": run.machine.threads, "device": run.machine.device}
+        device = "cpu" if run.machine.device == "cpu" else "gpu"  # in records
+        machine = {**environment.hardware(), "threads": run.machine.threads, "device": device}
         about = {"precision": run.machine.precision, "hardware": machine}
         others.start(run.end(average), latest is not None, node_identity(run))
         if run_logged(command(run, average, latest is not None), log, usage, about, check=others.check):

@@ -17,8 +17,8 @@ from typing import Any, List
 
 from runner.cli import show_messages
 from runner.folder import keep_settings
+from runner.launch import run_logged, start
 from runner.options import Parser
-from runner.process import run_logged, start
 from runner.settings import PYTHON, ROOT
 
 from collab_fairseq.cli.options import positive

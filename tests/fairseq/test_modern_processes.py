@@ -18,6 +18,7 @@ import fairseq_modern.distributed as patches
 from fairseq_modern import fault_tolerance, wrappers
 from fairseq_modern.errors import UserError
 from fairseq_modern.fault_tolerance import stopping, workers
+from fairseq_modern.processes import STOPPED
 from tests.common import ROOT, free_port, run
 from tests.fairseq import forked
 from tests.fairseq.commands import train_command
@@ -220,7 +221,7 @@ def test_workers_receive_the_signal_and_their_status_is_returned(default_action)
         worker.join()
         assert worker.exitcode == -signal.SIGTERM
 
-    for status, raised in ((stopping.EXIT_STATUS, SystemExit), (1, ProcessExitedException)):
+    for status, raised in ((STOPPED, SystemExit), (1, ProcessExitedException)):
         with pytest.raises(raised) as stopped, workers.stoppable():
             raise ProcessExitedException("", error_index=0, error_pid=1, exit_code=status)
         assert status == 1 or stopped.value.code == 75

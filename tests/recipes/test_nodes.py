@@ -9,7 +9,7 @@ import sys
 import threading
 
 import pytest
-from runner import process
+from runner import launch
 from runner.machine import Machine
 from runner.nodes import joined
 
@@ -47,7 +47,7 @@ def test_a_node_that_ends_while_the_first_one_prepares_is_an_error():
     thread.join(60)
 
 
-@pytest.mark.parametrize("ending", [None, SystemExit(process.STOPPED), SystemExit(1), UserError("bad")])
+@pytest.mark.parametrize("ending", [None, SystemExit(launch.STOPPED), SystemExit(1), UserError("bad")])
 @pytest.mark.parametrize("failing", [0, 2])
 def test_the_failure_of_a_node_ends_all_others(failing, ending):
     """Also a third node, whose only connection is to the first one. Control: a node that has finished or stopped."""
@@ -77,7 +77,7 @@ def test_the_failure_of_a_node_ends_all_others(failing, ending):
         except BaseException as error:
             errors[rank] = error
 
-    is_failure = ending is not None and getattr(ending, "code", 1) != process.STOPPED
+    is_failure = ending is not None and getattr(ending, "code", 1) != launch.STOPPED
     threads = [threading.Thread(target=node, args=(machine,), daemon=True) for machine in nodes]
     for thread in threads:
         thread.start()
@@ -101,7 +101,7 @@ def test_training_is_stopped_if_another_node_has_failed(tmp_path):
             raise UserError("node 1 has failed")
 
     with pytest.raises(UserError, match="node 1 has failed"):
-        process.run_logged([sys.executable, "-c", child], log, check=check)
+        launch.run_logged([sys.executable, "-c", child], log, check=check)
     assert log.read_text() == "begun\nsaved\n"
 
 
@@ -119,8 +119,8 @@ def test_a_node_that_was_stopped_saves_even_if_another_node_fails_meanwhile(tmp_
 
     sent = []
     with pytest.raises(SystemExit) as request:
-        process.run_logged([sys.executable, "-c", child], log, check=check)
-    assert request.value.code == process.STOPPED
+        launch.run_logged([sys.executable, "-c", child], log, check=check)
+    assert request.value.code == launch.STOPPED
     assert log.read_text() == "begun\nstopping\nsaved\n"
 
 
@@ -138,7 +138,7 @@ def test_processes_of_a_recipe_do_not_belong_to_an_outer_job(tmp_path, monkeypat
     for name in of_job:
         monkeypatch.setenv(name, inner.get(name, "2"))
     monkeypatch.setenv("SURVIVES", "yes")
-    assert process.run_logged([sys.executable, "-c", program]) == 0
+    assert launch.run_logged([sys.executable, "-c", program]) == 0
     seen = json.loads((tmp_path / "inner").read_text())
     assert seen["SURVIVES"] == "yes"
     assert not of_job & set(seen)

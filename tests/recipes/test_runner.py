@@ -14,8 +14,8 @@ from omegaconf import OmegaConf
 from runner import evaluation, machine, sweep
 from runner.data import verify
 from runner.folder import check_files, keep_settings, kept_settings, locked
+from runner.launch import gpu_shares, run_logged
 from runner.machine import Gpus, Machine
-from runner.process import run_logged
 
 from collab_fairseq.records.training import read_usage
 from fairseq_modern import files, processor
@@ -43,22 +43,22 @@ def plan(monkeypatch):
 @pytest.mark.parametrize(
     ("gpus", "options", "expected"),
     [
-        ((8, 80), {}, "gpu 8 3584 1 bf16"),
-        ((7, 80), {}, "gpu 7 2048 2 bf16"),
-        ((28, 80), {}, "gpu 28 1024 1 bf16"),
-        ((1, 80, 47), {}, "gpu 1 3584 8 bf16"),
-        ((1, 80, 79), {}, "gpu 1 7168 4 bf16"),
-        ((1, 80, 139), {}, "gpu 1 14336 2 bf16"),
+        ((8, 80), {}, "cuda 8 3584 1 bf16"),
+        ((7, 80), {}, "cuda 7 2048 2 bf16"),
+        ((28, 80), {}, "cuda 28 1024 1 bf16"),
+        ((1, 80, 47), {}, "cuda 1 3584 8 bf16"),
+        ((1, 80, 79), {}, "cuda 1 7168 4 bf16"),
+        ((1, 80, 139), {}, "cuda 1 14336 2 bf16"),
         ((1, 80, 139), {"device": "cpu", "cpu_precision": "fp32"}, "cpu 1 3584 8 fp32"),
         ((0,), {"device": "cpu", "gpus": 4, "cpu_precision": "fp32"}, "cpu 4 3584 2 fp32"),
         ((0,), {"default_gpus": 4, "cpu_precision": "fp32"}, "cpu 1 3584 8 fp32"),
-        ((8, 80), {"default_gpus": 4}, "gpu 4 3584 2 bf16"),
-        ((2, 80), {"default_gpus": 4}, "gpu 2 3584 4 bf16"),
-        ((0,), {"gpus": 4, "dry_run": True, "precision": "fp16"}, "gpu 4 3584 2 fp16"),
-        ((4, 70), {"nodes": 2}, "gpu 8 3584 1 fp16"),
-        ((4, 80), {"max_tokens": 7168}, "gpu 4 7168 1 bf16"),
-        ((4, 70), {"precision": "fp32"}, "gpu 4 3584 2 fp32"),
-        ((4, 90), {"gpu_precision": "fp16"}, "gpu 4 3584 2 fp16"),
+        ((8, 80), {"default_gpus": 4}, "cuda 4 3584 2 bf16"),
+        ((2, 80), {"default_gpus": 4}, "cuda 2 3584 4 bf16"),
+        ((0,), {"gpus": 4, "dry_run": True, "precision": "fp16"}, "cuda 4 3584 2 fp16"),
+        ((4, 70), {"nodes": 2}, "cuda 8 3584 1 fp16"),
+        ((4, 80), {"max_tokens": 7168}, "cuda 4 7168 1 bf16"),
+        ((4, 70), {"precision": "fp32"}, "cuda 4 3584 2 fp32"),
+        ((4, 90), {"gpu_precision": "fp16"}, "cuda 4 3584 2 fp16"),
     ],
 )
 def test_batch_size_is_kept_and_precision_fits_the_gpus(plan, gpus, options, expected):
@@ -66,7 +66,7 @@ def test_batch_size_is_kept_and_precision_fits_the_gpus(plan, gpus, options, exp
     assert f"{made.device} {made.processes} {made.max_tokens} {made.update_freq} {made.precision}" == expected
     assert made.processes * made.max_tokens * made.update_freq == 4 * 3584 * 2
     # cuDNN's attention is slow for fairseq's own models on a GPU
-    assert (os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1") == (made.device == "gpu")
+    assert (os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1") == (made.device == "cuda")
 
 
 @pytest.mark.parametrize("processes", [6, 32])
@@ -87,6 +87,7 @@ def test_rejects_numbers_of_gpus_that_cannot_yield_the_batch(plan, processes):
         ((4, 70), {"precision": "bf16"}, "bf16 needs a GPU of compute capability 8.0 or later; got 7.0"),
         ((4, 80), {"gpus": 8}, "--gpus must be at most 4, the GPUs that torch sees here; got 8"),
         ((0,), {"device": "gpu"}, "--device gpu: torch sees no GPU here"),
+        ((0,), {"device": "cuda"}, "--device cuda: torch sees no GPU here"),
         ((0,), {"gpus": 4}, "--gpus 4: torch sees no GPU here (see collab doctor); --device cpu uses the CPU"),
     ],
 )
@@ -130,7 +131,7 @@ def test_results_without_readable_settings_are_not_taken_for_a_new_run(content, 
 
 def python(program):
     """Run a program that can import the runner in a new interpreter."""
-    options = {"env": {**os.environ, "PYTHONPATH": str(ROOT / "recipes")}, "text": True}
+    options = {"env": {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'recipes'}"}, "text": True}
     return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, **options)
 
 
@@ -148,7 +149,7 @@ def test_one_run_at_a_time_uses_a_folder(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs PR_SET_PDEATHSIG of Linux")
 def test_children_die_with_a_killed_runner():
-    program = "import time; from runner.process import start; print(start(['sleep', '100']).pid, flush=True)"
+    program = "import time; from runner.launch import start; print(start(['sleep', '100']).pid, flush=True)"
     with python(f"{program}; time.sleep(100)") as runner:
         child = int(runner.stdout.readline())
         os.kill(child, 0)  # control: it exists
@@ -176,7 +177,7 @@ def test_seconds_of_a_part_that_was_killed_with_the_runner(previous, tmp_path, m
     usage.write_bytes(previous)
     child = "import time\nbegin = time.monotonic(); print(begin, flush=True)\n"
     child += "while True: print(time.monotonic() - begin, flush=True); time.sleep(0.01)"
-    program = "import sys; from pathlib import Path; from runner.process import run_logged\n"
+    program = "import sys; from pathlib import Path; from runner.launch import run_logged\n"
     program += f"run_logged([sys.executable, '-c', {child!r}], *map(Path, {[str(tmp_path / 'log'), str(usage)]!r}))"
     with python(program) as runner:
         forked.wait_for(lambda: read_usage(usage)[-1].get("train_seconds", 0) > 1, runner)
@@ -253,7 +254,7 @@ def test_only_files_of_the_run_must_be_files(name, tmp_path):
 @pytest.mark.parametrize(("ending", "status"), [("raise SystemExit(3)", 3), ("import time; time.sleep(100)", 75)])
 def test_signals_are_forwarded_and_the_log_is_complete(ending, status, tmp_path):
     child = f"print('begun', flush=True); {ending}"
-    program = "from pathlib import Path; from runner.process import run_logged; import sys\n"
+    program = "from pathlib import Path; from runner.launch import run_logged; import sys\n"
     program += f"sys.exit(run_logged([sys.executable, '-c', {child!r}], Path({str(tmp_path / 'log')!r})))"
     process = python(program)
     assert process.stdout.readline() == "begun\n"
@@ -273,11 +274,10 @@ def test_parallel_runs_use_separate_gpus(tmp_path, monkeypatch):
     assert sweep.make(runs, tmp_path / "runs", jobs=2, gpus=2) == []
     assert {(tmp_path / name).read_text() for name in "ab"} == {"4,5", "6,7"}
     assert (tmp_path / "c").read_text() in ("4,5", "6,7")
-    assert sweep.gpu_shares(3, 3) == ["4,5,6", "7,4,5", "6,7,4"]
-    assert sweep.gpu_shares(3, 0) == sweep.gpu_shares(1, 1) == []
-    monkeypatch.setattr(sweep, "find_gpus", lambda: Gpus(1))
+    assert gpu_shares(3, 3, 4) == ["4,5,6", "7,4,5", "6,7,4"]
+    assert gpu_shares(3, 1, 0) == []
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert sweep.gpu_shares(3, 1) == ["0", "0", "0"]
+    assert gpu_shares(3, 1, 1) == ["0", "0", "0"]
 
 
 def test_stopped_sweep_waits_until_its_runs_have_saved(tmp_path):

@@ -205,8 +205,8 @@ def test_signals_to_a_node_become_one_sigterm_to_torchrun(stop, tmp_path):
     torchrun, waiting = tmp_path / "torchrun", "while true; do sleep 0.02; done"
     torchrun.write_text(f"#!/bin/bash\ntrap 'echo saved; exit 75' TERM\n({waiting}) & touch started\n{waiting}\n")
     torchrun.chmod(0o755)
-    program = f"from runner.process import run_logged; run_logged([{str(torchrun)!r}])"
-    options = {"env": {**os.environ, "PYTHONPATH": str(RECIPES)}, "stdout": subprocess.PIPE, "text": True}
+    program = f"from runner.launch import run_logged; run_logged([{str(torchrun)!r}])"
+    options = {"env": {**os.environ, "PYTHONPATH": f"{ROOT}:{RECIPES}"}, "stdout": subprocess.PIPE, "text": True}
     node = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, start_new_session=True, **options)
     forked.wait_for((tmp_path / "started").exists, node)
     stop(node.pid)
@@ -229,7 +229,7 @@ def test_commands_of_the_cluster_page_work():
     commands = re.findall(r"(recipes/wmt14_en_de/\w+\.sh) ([^`\n]*)", page)
     assert len(commands) == 3
     for script, rest in commands:
-        flags = [*shlex.split(rest), *([] if "sweep" in script else ["--device", "gpu"]), "--dry-run"]
+        flags = [*shlex.split(rest), *([] if "sweep" in script else ["--device", "cuda"]), "--dry-run"]
         done = run("bash", ROOT / script, *flags, env={"RECIPE_CONFIG": ""})
         assert done.stdout.count("recipes/slurm/run.sbatch" if "sweep" in script else "--max-update 200 ") in (1, 24)
 

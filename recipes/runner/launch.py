@@ -1,14 +1,16 @@
-"""Child processes of a recipe: signals to the recipe are forwarded to them, and they do not outlive it."""
+"""Processes of a recipe: commands, their GPUs, signals and exit statuses.
+
+Children get all signals to the recipe as SIGTERM, and do not outlive it. Training processes handle SIGTERM as described
+in `fairseq_modern.fault_tolerance.stopping`.
+"""
 
 import contextlib
-import ctypes
 import functools
-import json
 import logging
-import math
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,18 +18,18 @@ from pathlib import Path
 from typing import IO, Any, Callable, Collection, Dict, Iterator, List, Optional, Sequence
 
 from fairseq_modern.errors import UserError
+from fairseq_modern.processes import STOPPED, die_with_parent
+
+from .settings import PYTHON
+from .usage import Usage
 
 logger = logging.getLogger("recipe")
 
-#: exit status of a process that stopped on request and saved its state (EX_TEMPFAIL: try again)
-STOPPED = 75
 POLL_SECONDS = 0.05
 #: environment variables with which torchrun and other launchers describe their processes to fairseq and torch. Those of
 #: a launcher around a recipe do not describe the processes of the recipe
 OUTER_JOB = re.compile("MASTER_ADDR|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|TORCHELASTIC_.*|PET_.*")
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
-LIBC = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
 
 
 def _prepare(parent: int) -> None:
@@ -37,10 +39,7 @@ def _prepare(parent: int) -> None:
     """
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    if LIBC is not None:
-        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent died before the call
-        os.kill(os.getpid(), signal.SIGKILL)
+    die_with_parent(parent)
 
 
 def start(command: Sequence[Any], **options: Any) -> "subprocess.Popen[Any]":
@@ -149,44 +148,6 @@ def run_logged(
     return int(process.returncode)
 
 
-class Usage:
-    """Measurements of a command, as two JSON lines in a file: one from its start, `{"log_from", …}`, and one that is
-    replaced until its end, `{"wall_seconds", "train_seconds", "log_to", "peak_memory_bytes", "exit_status"}`.
-
-    `log_from` and `log_to` are the sizes of the log in bytes before and after the command. `train_seconds` excludes the
-    time before its first output, in which it imports packages. The last two are added at its end; the peak of memory
-    includes children that it waited for. If this process is killed, the line is at most `SECONDS` old.
-    """
-
-    SECONDS = 0.5
-    WIDTH = 160  # of the second line, so that it is replaced by a single write
-
-    def __init__(self, file: IO[bytes], log: IO[bytes], about: Dict[str, Any]) -> None:
-        self.file, self.log, self.log_from = file, log, log.tell()
-        self.begin = self.first_output = time.monotonic()
-        text = json.dumps({"log_from": self.log_from, **about}) + "\n"
-        with contextlib.suppress(OSError):  # of an empty file
-            self.file.seek(-1, os.SEEK_END)
-        if self.file.read() not in (b"", b"\n"):
-            text = f"\n{text}"  # the last line is incomplete
-        self.file.write(text.encode())
-        self.position, self.written = self.file.tell(), -math.inf
-
-    def write(self, **more: Any) -> None:
-        """Replace the second line, at most every `SECONDS` unless there is more to write."""
-        now, log_to = time.monotonic(), self.log.tell()
-        if log_to == self.log_from:
-            self.first_output = now
-        if not more and now - self.written < self.SECONDS:
-            return
-        self.written = now
-        seconds = {"wall_seconds": round(now - self.begin, 3), "train_seconds": round(now - self.first_output, 3)}
-        line = json.dumps({**seconds, "log_to": log_to, **more}).ljust(self.WIDTH - 1) + "\n"
-        with contextlib.suppress(OSError):  # a measurement must not end training
-            self.file.seek(self.position)
-            self.file.write(line.encode())
-
-
 def _wait(
     process: "subprocess.Popen[Any]", shown: Optional[IO[bytes]], measured: Optional[Usage], check: Callable[[], None]
 ) -> int:
@@ -209,3 +170,34 @@ def _show(log: IO[bytes]) -> None:
     with contextlib.suppress(OSError):
         sys.stdout.buffer.write(log.read())
         sys.stdout.buffer.flush()
+
+
+def torchrun(processes: int, nodes: int, node_rank: int, address: str, port: str) -> List[str]:
+    """The beginning of a command that starts `processes` processes on this node.
+
+    Args:
+        address: of the first node.
+        port: of the first node, to which all processes connect.
+    """
+    words = [PYTHON, "-m", "torch.distributed.run", "--nproc_per_node", str(processes), "--nnodes", str(nodes)]
+    return [*words, "--master_addr", address, "--master_port", port, "--node_rank", str(node_rank)]
+
+
+def free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+def gpu_shares(jobs: int, per_job: int, gpus: int) -> List[str]:
+    """CUDA_VISIBLE_DEVICES of each of the jobs: separate GPUs as far as possible; empty without GPUs.
+
+    Args:
+        gpus: number of GPUs that are visible now.
+    """
+    if not gpus:
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else [str(n) for n in range(gpus)]
+    firsts = [job * per_job for job in range(jobs)]
+    return [",".join(names[(first + n) % gpus] for n in range(min(per_job, gpus))) for first in firsts]
