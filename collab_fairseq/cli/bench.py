@@ -4,7 +4,7 @@
     collab bench decode                                   decoding steps of one layer, and translation
     collab bench train                                    training steps of translation models
     collab bench layer --rows 'layer/encoder/*/dk128/*' --json layer.json
-    collab bench table layer.json decode.json train.json [--rows ...] [--output README.md --marker speed] [--check]
+    collab bench table layer.json decode.json train.json [--rows ...]
 
 The implementations are fairseq's multi-head attention, standard heads with torch's fused attention (SDPA),
 collaborative heads as in the paper's code (einsum), and ours; layers also with ours in the kernel bmm. All run in one
@@ -31,8 +31,9 @@ import os
 import sys
 import warnings
 from dataclasses import fields
+from typing import Sequence
 
-from .options import add_command, add_machine, add_page, check_page, choose_device, command, positive, publish
+from .options import add_command, add_machine, choose_device, command, positive
 
 HELP = "measure speed and memory, compared with baselines"
 
@@ -62,9 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add("--json", metavar="FILE", help="write the record to FILE; an existing record is resumed")
     text = "print the ratios of records as a table"
     table = add_command(commands, "table", f"{text.capitalize()}.", _table, text)
-    table.add_argument("records", nargs="+", metavar="RECORD", help="record of collab bench")
-    _add_rows(table)
-    add_page(table)
+    _add_records(table)
+
+
+def _add_records(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("records", nargs="+", metavar="RECORD", help="record of collab bench")
+    _add_rows(parser)
 
 
 def _add_rows(parser: argparse.ArgumentParser) -> None:
@@ -88,10 +92,20 @@ def _measure(args: argparse.Namespace) -> int:
 
 
 def _table(args: argparse.Namespace) -> int:
-    folder = check_page(args)
+    sys.stdout.write(_ratios(args, os.getcwd()))
+    return 0
+
+
+def markdown(arguments: Sequence[str], folder: str) -> str:
+    """The table that `collab bench table` prints with these arguments, with links relative to a folder."""
+    parser = argparse.ArgumentParser(prog="collab bench table")
+    _add_records(parser)
+    return _ratios(parser.parse_args(arguments), folder)
+
+
+def _ratios(args: argparse.Namespace, folder: str) -> str:
     from collab_fairseq.bench.table import table
     from collab_fairseq.records import record
 
     records = [record.load(path, "bench") for path in args.records]
-    publish(args, table(records, args.rows, args.records, folder))
-    return 0
+    return table(records, args.rows, args.records, folder)

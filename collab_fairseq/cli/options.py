@@ -1,7 +1,6 @@
 """Flags and checks that subcommands share."""
 
 import argparse
-import logging
 import os
 import re
 import shlex
@@ -11,8 +10,6 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 from collab_fairseq.records import environment
 from collab_fairseq.records.files import check_writable
 from fairseq_modern.errors import UserError
-
-logger = logging.getLogger(__name__)
 
 
 def add_command(
@@ -105,44 +102,6 @@ def choose_device(args: argparse.Namespace) -> str:
             raise UserError(f"--device must be a GPU that torch can use ({names}); got {args.device}")
         torch.cuda.set_device(number)
     return str(args.device)
-
-
-def add_page(parser: argparse.ArgumentParser) -> None:
-    """--output, --marker and --check."""
-    add = parser.add_argument
-    add("--output", metavar="FILE", help="write the table to FILE (default: print it)")
-    add("--marker", metavar="NAME", help="write only the part of --output between the markers NAME")
-    add("--check", action="store_true", help="write nothing; fail if --output differs from what would be written")
-
-
-def check_page(args: argparse.Namespace) -> str:
-    """Check that --output can be written; returns the folder that its links are relative to."""
-    if not args.output:
-        reject_flags(args, ("marker", "check"), "needs --output")
-        return os.getcwd()
-    check_writable(None if args.check else args.output)
-    check_distinct(args.output, *map(str, getattr(args, "records", ())))
-    return os.path.dirname(os.path.abspath(args.output))
-
-
-def parse_script_with_page(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Parse the command line of a recipe's script, with the options of `add_page`, and show log messages."""
-    add_page(parser)
-    parser.set_defaults(parser=parser)
-    args = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format=f"{parser.prog}: %(message)s", stream=sys.stderr)
-    check_page(args)
-    return args
-
-
-def publish(args: argparse.Namespace, text: str) -> None:
-    """Print the table, or write or check --output."""
-    from collab_fairseq.records import pages
-
-    if args.output:
-        logger.info("%s", pages.publish(text, args.output, args.marker, args.check))
-    else:
-        sys.stdout.write(text)
 
 
 def add_sites(parser: argparse.ArgumentParser, what: str = "sites") -> None:

@@ -1,27 +1,27 @@
 """Print a Markdown table of training runs, or draw a figure, from their records.
 
     collab table results/runs/multi30k-*-u2500.json
-    collab table RECORD ... --baseline multi30k-none-s1-u2500 --output README.md --marker results
-    collab table RECORD ... --output README.md --marker results --check
+    collab table RECORD ... --baseline multi30k-none-s1-u2500 > table.md
     collab table RECORD ... --figure results/curves.svg
     collab table results/runs/curve-*-u2000.json results/published/*.json --figure cost.svg --x key_dim
 
 One row per configuration: means over its seeds, and scores with 95 % intervals over seeds and sentences. --baseline
 compares every other row with the row of that run, paired by seed; a star marks differences whose interval excludes
-0. --marker replaces the text between the lines <!-- NAME --> and <!-- /NAME --> of the file. The same records give
-the same table. --x key_dim draws the cost of reducing the key dimension: the difference in NLL from standard heads at
-the full key dimension and, for published runs, the difference in BLEU. Needs pandas and, for --figure, matplotlib:
-the extra `plots` of this project.
+0. The same records give the same table; `collab tables` keeps tables on pages up to date. --x key_dim draws the cost
+of reducing the key dimension: the difference in NLL from standard heads at the full key dimension and, for published
+runs, the difference in BLEU. Needs pandas and, for --figure, matplotlib: the extra `plots` of this project.
 """
 
 import argparse
 import logging
-from typing import List
+import os
+import sys
+from typing import List, Sequence
 
 from collab_fairseq.records.columns import COLUMNS, GROUP_BY, ON_REQUEST
 from collab_fairseq.records.drawing import add_figure_flags, figure_file
 
-from .options import add_page, check_page, publish, reject_flags
+from .options import reject_flags
 
 HELP = "make tables and figures from records"
 
@@ -44,7 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--group-by", type=_names, default=list(GROUP_BY), metavar="A,B,...", help=text)
     text = "name of a run: compare the other rows with its row; repeatable"
     add("--baseline", action="append", default=[], metavar="NAME", help=text)
-    add_page(parser)
     add_figure_flags(parser, "draw a figure instead of a table")
     text = "validation loss against updates, cost against key_dim, or scores against parameters or wall_time"
     against = ("updates", "key_dim", "parameters", "wall_time")
@@ -62,7 +61,7 @@ def _names(text: str) -> List[str]:
 
 def run(args: argparse.Namespace) -> int:
     if args.figure:
-        reject_flags(args, ("output", "columns", "baseline"), "is for tables, not for --figure")
+        reject_flags(args, ("columns", "baseline"), "is for tables, not for --figure")
     else:
         reject_flags(args, ("x", "y"), "needs --figure")
     if args.x in ("updates", "key_dim"):
@@ -70,15 +69,13 @@ def run(args: argparse.Namespace) -> int:
     if args.x == "key_dim":
         reject_flags(args, ("group_by",), "does not apply to --x key_dim, which groups by attention type")
     figure = figure_file(args)
-    folder = check_page(args)
-    from collab_fairseq.records import figures, key_dim_study, table
+    if figure is None:
+        sys.stdout.write(_table(args, os.getcwd()))
+        return 0
+    from collab_fairseq.records import figures, key_dim_study
     from collab_fairseq.records.rows import load_run
 
     runs = [load_run(path) for path in args.records]
-    if figure is None:
-        options = {"columns": args.columns, "group_by": args.group_by, "baselines": args.baseline}
-        publish(args, table.markdown_table(runs, folder=folder, **options))
-        return 0
     if args.x == "key_dim":
         key_dim_study.draw(runs, figure)
     elif args.x == "updates":
@@ -87,3 +84,19 @@ def run(args: argparse.Namespace) -> int:
         figures.draw_scores(runs, figure, args.x, args.y, args.group_by)
     logger.info("wrote %s", args.figure)
     return 0
+
+
+def markdown(arguments: Sequence[str], folder: str) -> str:
+    """The table that `collab table` prints with these arguments, with links relative to a folder."""
+    parser = argparse.ArgumentParser(prog="collab table")
+    add_arguments(parser)
+    return _table(parser.parse_args(arguments), folder)
+
+
+def _table(args: argparse.Namespace, folder: str) -> str:
+    from collab_fairseq.records.rows import load_run
+    from collab_fairseq.records.table import markdown_table
+
+    runs = [load_run(path) for path in args.records]
+    options = {"columns": args.columns, "group_by": args.group_by, "baselines": args.baseline}
+    return markdown_table(runs, folder=folder, **options)

@@ -1,15 +1,17 @@
-"""Markdown tables, and generated parts of hand-written pages.
+"""Markdown tables, and pages whose tables know the commands that print them.
 
-Generated parts are enclosed by two marker lines, `<!-- NAME -->` and `<!-- /NAME -->`. The first may contain a
-remark: `<!-- NAME: made by collab table ... -->`.
+Such a table is between the lines `<!-- NAME: COMMAND -->` and `<!-- /NAME -->`; COMMAND may have several lines.
 """
 
+import itertools
 import re
-from pathlib import Path
-from typing import Optional, Sequence
+from typing import Callable, List, Sequence, Tuple
 
-from collab_fairseq.records.files import write_text
 from fairseq_modern.errors import UserError
+
+_COMMENT = re.compile(
+    r"^<!-- (?:(?P<name>[\w-]+): (?P<command>.+?)|/(?P<end>[\w-]+)) -->[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE
+)
 
 
 def table(rows: Sequence[Sequence[str]], numbers: bool = False, padded: bool = False) -> str:
@@ -32,37 +34,34 @@ def table(rows: Sequence[Sequence[str]], numbers: bool = False, padded: bool = F
     return "\n".join([text[0], f"|{rule}|", *text[1:]])
 
 
-def with_part(page: str, marker: str, content: str, where: str = "the page") -> str:
-    """The text of a page with `content` between the two lines of a marker; ``where`` names the page in errors."""
-    name = re.escape(marker)
-    begin = list(re.finditer(rf"^<!-- {name}(?::[^\n]*)? -->[ \t]*$", page, re.MULTILINE))
-    end = list(re.finditer(rf"^<!-- /{name} -->[ \t]*$", page, re.MULTILINE))
-    if len(begin) != 1 or len(end) != 1 or end[0].start() < begin[0].end():
-        raise UserError(
-            f"{where} must have the line <!-- {marker} --> once and <!-- /{marker} --> once after it; "
-            f"got {len(begin)} and {len(end)} such lines"
-        )
-    inner = content.strip("\n")
-    return page[: begin[0].end()] + "\n" + (f"{inner}\n" if inner else "") + page[end[0].start() :]
+def remake(page: str, made: Callable[[str], str], where: str = "the page") -> Tuple[str, List[str]]:
+    """Make the tables of a page again.
 
+    Args:
+        page: its text.
+        made: command → its table.
+        where: name of the page, for errors.
 
-def publish(text: str, page: str, marker: Optional[str] = None, check: bool = False) -> str:
-    """Write Markdown to the file `page`, or with `check` only compare it; return a report.
-
-    With a marker, only the part of the page between its lines is replaced.
+    Returns:
+        The new text, which is `page` itself if it has no tables, and the names of the tables that differ.
     """
-    try:
-        before = Path(page).read_bytes().decode("utf-8")
-    except FileNotFoundError as error:
-        if marker is not None:
-            raise UserError(f"--output must be an existing page if --marker is given; got {page}") from error
-        before = ""
-    except UnicodeDecodeError as error:
-        raise UserError(f"{page} must be UTF-8 text ({error.reason})") from error
-    text = with_part(before, marker, text, where=page) if marker is not None else text
-    if text == before:
-        return f"{page} is up to date"
-    if check:
-        raise UserError(f"{page} is stale: run this command without --check")
-    write_text(text, page)
-    return f"wrote {page}"
+    comments = list(_COMMENT.finditer(page))
+    if not comments:
+        return page, []
+    pieces, changed, position = [], [], 0
+    for begin, end in itertools.zip_longest(comments[::2], comments[1::2]):
+        name = begin["name"]
+        if not name or not end or end["end"] != name:
+            raise UserError(
+                f"{where}: tables must be between <!-- NAME: COMMAND --> and <!-- /NAME -->; "
+                f"got {' '.join(begin[0].split())} before {end[0] if end else 'the end of the page'}"
+            )
+        try:
+            inner = made(begin["command"]).strip("\n") + "\n"
+        except UserError as error:
+            raise UserError(f"{where}, {name}: {error}") from error
+        if inner != page[begin.end() : end.start()]:
+            changed.append(name)
+        pieces += [page[position : begin.end()], inner]
+        position = end.start()
+    return "".join([*pieces, page[position:]]), changed

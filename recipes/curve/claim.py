@@ -15,7 +15,6 @@ from typing import Dict, Sequence, Tuple
 from scipy import stats
 
 from collab_fairseq.cli.main import guarded
-from collab_fairseq.cli.options import parse_script_with_page, publish
 from collab_fairseq.records import key_dim_study, pages
 from collab_fairseq.records.rows import load_run, lookup
 from collab_fairseq.scoring.significance import Interval, interval
@@ -93,14 +92,14 @@ def report(runs: Sequence[Dict], key_dim: int) -> str:
     return "\n\n".join(paragraphs) + "\n"
 
 
-def main() -> None:
+def markdown(arguments: Sequence[str], folder: str = ".") -> str:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("key_dim", type=int, metavar="K")
     parser.add_argument("records", nargs="+", metavar="RECORD", help="of all rows; models of other widths are ignored")
-    args = parse_script_with_page(parser)
+    args = parser.parse_args(arguments)
     runs = [run for run in map(load_run, args.records) if lookup(run, "config.model.encoder_embed_dim") == FULL]
-    publish(args, report(runs, args.key_dim))
+    return report(runs, args.key_dim)
 
 
 if __name__ == "__main__":
-    sys.exit(guarded("claim.py", main))
+    sys.exit(guarded("claim.py", lambda: sys.stdout.write(markdown(sys.argv[1:])) and 0))

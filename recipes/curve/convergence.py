@@ -22,7 +22,15 @@ import itertools
 import sys
 from typing import Dict, List, Sequence, Tuple
 
-from convergence_rows import (
+from scipy import stats
+
+from collab_fairseq.cli.main import guarded
+from collab_fairseq.records import pages
+from collab_fairseq.records.drawing import COLOURS, drawing
+from collab_fairseq.records.rows import TrainingRecord, load_run
+from collab_fairseq.scoring.significance import Interval, interval
+from fairseq_modern.errors import UserError
+from recipes.curve.convergence_rows import (
     ALPHA,
     MASKED_SEEDS,
     MASKED_UPDATES,
@@ -49,16 +57,7 @@ from convergence_rows import (
     shown,
     valid_nll,
 )
-from convergence_shares import blind_page, load_scores, shares_page
-from scipy import stats
-
-from collab_fairseq.cli.main import guarded
-from collab_fairseq.cli.options import parse_script_with_page, publish, reject_flags
-from collab_fairseq.records import pages
-from collab_fairseq.records.drawing import COLOURS, drawing
-from collab_fairseq.records.rows import TrainingRecord, load_run
-from collab_fairseq.scoring.significance import Interval, interval
-from fairseq_modern.errors import UserError
+from recipes.curve.convergence_shares import blind_page, load_scores, shares_page
 
 #: difference → colour
 MEANINGS = {"C − F": COLOURS["collaborative"], "C − S": COLOURS["all"], "S − F": COLOURS["standard"]}
@@ -239,19 +238,18 @@ PAGES = {"selection": selection_page, "tests": tests_page, "pairs": pairs_page, 
 BLIND_PAGES = {"blind": blind_page, "shares": shares_page}
 
 
-def main() -> None:
+def markdown(arguments: Sequence[str], folder: str = ".") -> str:
+    """The table of a part; the part figure writes its file and has no text."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=[*PAGES, *BLIND_PAGES, "figure"], metavar="PART")
     parser.add_argument("records", nargs="+", metavar="RECORD")
     parser.add_argument("--figure", metavar="FILE", help="for figure: a .png or .svg file")
     parser.add_argument("--blind", metavar="FILE", help="for blind and shares: scores of the blind test sets")
-    args = parse_script_with_page(parser)
+    args = parser.parse_args(arguments)
     if (args.part == "figure") != bool(args.figure):
         parser.error("--figure is required for the part figure, and not allowed for others")
     if (args.part in BLIND_PAGES) != bool(args.blind):
         parser.error("--blind is required for the parts blind and shares, and not allowed for others")
-    if args.figure:
-        reject_flags(args, ("output",), "is for tables, not for --figure")
     runs = [load_run(path) for path in args.records]
     if args.figure:
         lengths = sorted({length_of(run) for run in runs}, reverse=True)
@@ -259,11 +257,11 @@ def main() -> None:
             raise UserError(f"the figure can show at most two lengths; got {lengths} updates")
         of_length = [by_setting([run for run in runs if length_of(run) == length]) for length in lengths]
         draw(of_length[0], of_length[1] if len(of_length) > 1 else {}, args.figure)
-    elif args.blind:
-        publish(args, BLIND_PAGES[args.part](by_setting(runs), load_scores(args.blind)) + "\n")
-    else:
-        publish(args, PAGES[args.part](by_setting(runs)) + "\n")
+        return ""
+    if args.blind:
+        return BLIND_PAGES[args.part](by_setting(runs), load_scores(args.blind)) + "\n"
+    return PAGES[args.part](by_setting(runs)) + "\n"
 
 
 if __name__ == "__main__":
-    sys.exit(guarded("convergence.py", main))
+    sys.exit(guarded("convergence.py", lambda: sys.stdout.write(markdown(sys.argv[1:])) and 0))

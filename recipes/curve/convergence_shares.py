@@ -3,7 +3,13 @@
 import json
 from typing import Dict, List, Mapping, Sequence
 
-from convergence_rows import (
+from collab_fairseq.records import pages
+from collab_fairseq.records.columns import METRICS
+from collab_fairseq.records.files import PathLike
+from collab_fairseq.records.rows import TrainingRecord
+from collab_fairseq.records.scores import list_test_sets, score
+from fairseq_modern.errors import UserError
+from recipes.curve.convergence_rows import (
     PAIRS,
     SELECTION_SEEDS,
     Setting,
@@ -18,13 +24,6 @@ from convergence_rows import (
     shown,
     valid_nll,
 )
-
-from collab_fairseq.records import pages
-from collab_fairseq.records.columns import METRICS
-from collab_fairseq.records.files import PathLike
-from collab_fairseq.records.rows import TrainingRecord
-from collab_fairseq.records.scores import list_test_sets, score
-from fairseq_modern.errors import UserError
 
 #: run → test set → metric → score
 Scores = Mapping[str, Mapping[str, Mapping[str, float]]]

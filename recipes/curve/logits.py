@@ -7,12 +7,13 @@ and key maps and scale; the standard deviation is over all heads, several layers
 
 import argparse
 import sys
+from typing import Sequence
 
 import torch
 
 from collab_fairseq.attention import AttentionLayer, CollaborativeAttention, StandardAttention
 from collab_fairseq.cli.main import guarded
-from collab_fairseq.cli.options import parse_script_with_page, positive, publish
+from collab_fairseq.cli.options import positive
 from collab_fairseq.records import pages
 
 EMBED_DIM, HEADS = 256, 8
@@ -35,12 +36,12 @@ def logits(layer: AttentionLayer, positions: int) -> torch.Tensor:
     return layer.scale * torch.einsum("te,hwe,hwf,sf->hts", queries, maps.query, maps.key, keys)
 
 
-def main() -> None:
+def markdown(arguments: Sequence[str], folder: str = ".") -> str:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=positive, default=50, metavar="N", help="layers (default: %(default)s)")
     parser.add_argument("--positions", type=positive, default=100, metavar="T", help="positions (default: %(default)s)")
     parser.add_argument("--seed", type=positive, default=1, metavar="N", help="random seed (default: %(default)s)")
-    args = parse_script_with_page(parser)
+    args = parser.parse_args(arguments)
     torch.manual_seed(args.seed)
     table = [["heads", "key dimension", "standard deviation of the logits"]]
     with torch.no_grad():
@@ -48,8 +49,8 @@ def main() -> None:
             for key_dim in key_dims:
                 values = torch.stack([logits(build(heads, key_dim), args.positions) for _ in range(args.layers)])
                 table.append([heads, str(key_dim), f"{float(values.std()):.2f}"])
-    publish(args, pages.table(table, numbers=True) + "\n")
+    return pages.table(table, numbers=True) + "\n"
 
 
 if __name__ == "__main__":
-    sys.exit(guarded("logits.py", main))
+    sys.exit(guarded("logits.py", lambda: sys.stdout.write(markdown(sys.argv[1:])) and 0))

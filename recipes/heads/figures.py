@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draw the figures of head analyses from their records: figures.py RECORD ...
+"""Draw the figures of head analyses from their records: python -m recipes.heads.figures RECORD ...
 
 RECORD is NAME.ANALYSIS.json, as written by run.sh. The figure is NAME.ANALYSIS.svg in the same folder, with --pdf also
 NAME.ANALYSIS.pdf. Figures of the same analysis share axes and colour scales.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Lookup: a synthetic task for heads with shared and with disjoint attributes, solved by one attention layer.
 
-    lookup.py RECORD.json [--output README.md --marker lookup [--check]]
+    python -m recipes.lookup.lookup RECORD.json
 
 A position has attributes of b bits (±1) and a label. Head i has to find the only position that agrees
 with the query on pair i of attributes, and return its label. The six pairs of *shared* attributes are
@@ -21,7 +21,7 @@ import logging
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from torch.nn.functional import cross_entropy, one_hot, pad
 
 from collab_fairseq.attention import CollaborativeAttention, StandardAttention
 from collab_fairseq.cli.main import guarded
-from collab_fairseq.cli.options import command, parse_script_with_page, positive, publish
+from collab_fairseq.cli.options import command, positive
 from collab_fairseq.records import pages
 from collab_fairseq.records.record import Record
 
@@ -139,13 +139,15 @@ def table(parts: Dict[str, Any], seeds: int) -> str:
     return f"{pages.table(rows)}\n\nAccuracy of the worst of {seeds} seeds on 4,000 fresh lookups; solved: {SOLVED}.\n"
 
 
-def main() -> None:
+def markdown(arguments: Sequence[str], folder: str = ".") -> str:
+    """Train the layers that the record lacks; returns the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     text = "record of the study; layers that it lacks are trained and added"
     parser.add_argument("record", type=Path, metavar="RECORD.json", help=text)
     parser.add_argument("--seeds", type=positive, default=3, metavar="N", help="number of seeds (default: 3)")
     parser.add_argument("--updates", type=positive, default=2000, metavar="N", help="updates per layer (default: 2000)")
-    args = parse_script_with_page(parser)
+    args = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="lookup.py: %(message)s", stream=sys.stderr)
     torch.set_num_threads(1)
     settings = {"bits": BITS, "heads": HEADS, "labels": LABELS, "updates": args.updates, "batch": 128, "lr": 0.01}
     record = Record("study", "lookup", command("lookup.py"), settings, args.record, threads=1)
@@ -154,8 +156,8 @@ def main() -> None:
         if name not in record.parts:
             result = record.part(name, partial(solve, task, heads, key_dim, seed, args.updates))
             logger.info("%s: %s", name, result)
-    publish(args, table(record.parts, args.seeds))
+    return table(record.parts, args.seeds)
 
 
 if __name__ == "__main__":
-    sys.exit(guarded("lookup.py", main))
+    sys.exit(guarded("lookup.py", lambda: sys.stdout.write(markdown(sys.argv[1:])) and 0))

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Time of the decomposition in the shape of BERT-base: this version, an earlier one, and the paper's method.
 
-    git worktree add ../before COMMIT && python recipes/reparam/fit_speed.py fit.json --before ../before
+    git worktree add ../before COMMIT && python -m recipes.reparam.fit_speed fit.json --before ../before
 
 Layers of 12 standard heads, width 768, with random weights, are decomposed to 256 shared key dimensions. The methods
 take turns in one run, each in its own process. Needs quiet cores. Without --before, prints the table of a record.
@@ -14,10 +14,10 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, Sequence
 
 from collab_fairseq.cli.main import guarded
-from collab_fairseq.cli.options import command, parse_script_with_page, publish
+from collab_fairseq.cli.options import command
 from collab_fairseq.records import pages
 from collab_fairseq.records.record import Record, load
 
@@ -72,7 +72,8 @@ def table(parts: Dict[str, Any]) -> str:
     return pages.table(rows, numbers=True) + "\n"
 
 
-def main() -> None:
+def markdown(arguments: Sequence[str], folder: str = ".") -> str:
+    """The table of the record; measures it first with --before."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("record", type=Path, metavar="RECORD", help="the record, JSON")
@@ -80,10 +81,10 @@ def main() -> None:
     add("--layers", type=int, default=12, metavar="N", help="layers (default: %(default)s, as in BERT-base)")
     add("--repeats", type=int, default=3, metavar="N", help="repetitions of ours (default: %(default)s); parafac: one")
     add("--threads", default="1,2", metavar="N,…", help="numbers of threads (default: %(default)s)")
-    args = parse_script_with_page(parser)
+    args = parser.parse_args(arguments)
     if args.before:
         measure_all(args)
-    publish(args, table(load(args.record, "study", "fit")["parts"]))
+    return table(load(args.record, "study", "fit")["parts"])
 
 
 def measure_all(args: argparse.Namespace) -> None:
@@ -91,7 +92,7 @@ def measure_all(args: argparse.Namespace) -> None:
     words = ["git", "rev-parse", "HEAD"]
     before = subprocess.run(words, cwd=args.before, check=True, capture_output=True, text=True).stdout.strip()
     settings = {"layers": args.layers, "width": WIDTH, "heads": HEADS, "rank": RANK, "before": before}
-    record = Record("study", "fit", command("recipes/reparam/fit_speed.py"), settings, args.record)
+    record = Record("study", "fit", command("fit_speed.py"), settings, args.record)
     checkouts = {"before": args.before.resolve(), "after": ROOT, "parafac": ROOT}
     for threads in map(int, args.threads.split(",")):
         runs: Dict[str, Any] = {name: [] for name in checkouts}
@@ -105,4 +106,4 @@ def measure_all(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded("recipes/reparam/fit_speed.py", main))
+    sys.exit(guarded("fit_speed.py", lambda: sys.stdout.write(markdown(sys.argv[1:])) and 0))

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Print tables and draw figures from the records of run.sh.
 
-    report.py RECORD... [--output FILE [--marker NAME] [--check]] [--time FILE.svg] [--quality FILE.svg]
+    python -m recipes.reparam.report RECORD... [--time FILE.svg] [--quality FILE.svg]
 
 RECORD is NAME.json of run.sh, for one model or several. --time plots CPU time of the decomposition against the rank
 (Figure 4 of the paper), --quality validation loss against the rank, with and without fine-tuning (Figure 5).
@@ -16,7 +16,6 @@ from typing import Any, Dict, List, Optional, Sequence
 import pandas
 
 from collab_fairseq.cli.main import guarded
-from collab_fairseq.cli.options import parse_script_with_page, publish, reject_flags
 from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import COLOURS, drawing, other_look, points
 from collab_fairseq.records.record import load
@@ -156,18 +155,17 @@ def draw_figures(studies: Sequence[Dict[str, Any]], time: Optional[Path], qualit
             draw(path, studies, column)
 
 
-def main() -> None:
+def markdown(arguments: Sequence[str], folder: str = ".") -> str:
+    """The tables; also draws the figures whose files are given."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", nargs="+", type=Path, metavar="RECORD")
     parser.add_argument("--time", type=Path, metavar="FILE", help="CPU time against the rank: a .png or .svg file")
     parser.add_argument("--quality", type=Path, metavar="FILE", help="loss against the rank: a .png or .svg file")
-    args = parse_script_with_page(parser)
-    if args.check:
-        reject_flags(args, ("time", "quality"), "writes a figure; --check writes nothing")
+    args = parser.parse_args(arguments)
     studies = load_studies(args.records)
-    publish(args, tables(studies))
     draw_figures(studies, args.time, args.quality)
+    return tables(studies)
 
 
 if __name__ == "__main__":
-    sys.exit(guarded("report.py", main))
+    sys.exit(guarded("report.py", lambda: sys.stdout.write(markdown(sys.argv[1:])) and 0))

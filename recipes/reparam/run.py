@@ -13,7 +13,7 @@ from runner.cli import show_messages
 from runner.finetune import build_parser, finetune, open_folder
 from runner.options import number
 
-from collab_fairseq.records import pages
+from collab_fairseq.records.files import write_text
 from collab_fairseq.reparam.allocation import GRID
 from fairseq_modern.errors import UserError
 
@@ -23,7 +23,7 @@ EPILOG = """After the conversions, converted models are fine-tuned, and the sour
 reparam (for TensorLy) and plots of this project. The same command resumes an interrupted run and skips finished parts.
 OUTPUT contains the record NAME.json; table.md, time.svg and quality.svg, made from it (Figures 4 and 5 of the paper);
 converted and fine-tuned checkpoints. For one table or figure of several models:
-  python recipes/reparam/report.py OUTPUT/*.json OUTPUT2/*.json --output table.md --time time.svg"""
+  python -m recipes.reparam.report OUTPUT/*.json OUTPUT2/*.json --time time.svg > table.md"""
 TRAINING = ["--lr", "0.0005", "--warmup-updates", "30", "--criterion", "label_smoothed_cross_entropy"]
 TRAINING += ["--cpu", "--distributed-world-size", "1", "--save-interval-updates", "50", "--log-interval", "25"]
 
@@ -74,6 +74,6 @@ def convert_and_finetune(args: argparse.Namespace, output: Path) -> None:
             conversions.finetuned(finetune(args, checkpoint, folder, args.finetune_updates, TRAINING))
     record = output / f"{args.name}.json"
     studies = report.load_studies([record])
-    pages.publish(report.tables(studies), str(output / "table.md"))
+    write_text(report.tables(studies), output / "table.md")
     report.draw_figures(studies, output / "time.svg", output / "quality.svg")
     logger.info("results: %s, table.md, time.svg, quality.svg", record)

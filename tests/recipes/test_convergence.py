@@ -7,19 +7,19 @@ import json
 import math
 import re
 
-import convergence as study_pages
-import convergence_rows as rows
-import convergence_shares as shares
 import numpy
 import pytest
 from scipy import stats
 
 from collab_fairseq.records.rows import load_run
 from fairseq_modern.errors import UserError
+from recipes.curve import convergence as study_pages
+from recipes.curve import convergence_rows as rows
+from recipes.curve import convergence_shares as shares
+from recipes.curve import logits
 from tests.common import ROOT, run
 from tests.recipes.test_curve import losses
 
-RECIPE = ROOT / "recipes" / "curve"
 RUNS = ROOT / "results" / "runs"
 
 ORIGINAL = json.loads((RUNS / "curve-none-dk256-lr2-s1-u2000.json").read_text())
@@ -68,7 +68,7 @@ def rest_of_selection(folder, factor=None):
 
 
 def convergence(part, *words, check=True):
-    return run("python", RECIPE / "convergence.py", part, *words, check=check)
+    return run("python", "-m", "recipes.curve.convergence", part, *words, check=check, cwd=ROOT)
 
 
 def test_tests_reproduce_the_earlier_study():
@@ -346,21 +346,7 @@ def test_figure_shows_results_with_their_bands(tmp_path, monkeypatch):
     assert low > -3.5
 
 
-def test_figure_rejects_options_of_tables(tmp_path):
-    figure, page = tmp_path / "x.svg", tmp_path / "page.md"
-    files = study(tmp_path, NOISE, NOISE)
-    for options, message in (
-        (("--check",), "--check needs --output"),
-        (("--output", page), "--output is for tables, not for --figure"),
-        (("--output", page, "--marker", "runs", "--check"), "--output is for tables, not for --figure"),
-    ):
-        done = convergence("figure", *files, "--figure", figure, *options, check=False)
-        assert (done.returncode, message in done.stderr) == (1, True)
-        assert not figure.exists()
-
-
 def test_logits_equal_attention_of_layer():
-    import logits
     import torch
 
     torch.manual_seed(1)
@@ -372,5 +358,5 @@ def test_logits_equal_attention_of_layer():
         queries, keys = (torch.randn(7, 256, dtype=torch.float64) for _ in range(2))
         _, weights = layer(queries[None], keys[None], keys[None], average_attn_weights=False)
         assert torch.allclose(scores.softmax(dim=-1), weights[0], atol=1e-12)
-    shown = run("python", RECIPE / "logits.py", "--layers", 3, "--positions", 30).stdout
+    shown = logits.markdown(["--layers", "3", "--positions", "30"])
     assert "| standard | 256 | 0.5" in shown or "| standard | 256 | 0.4" in shown

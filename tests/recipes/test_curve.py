@@ -115,7 +115,7 @@ def write_records(folder, lost):
 )
 def test_outcome_follows_from_intervals(standard, collaborative, outcome, tmp_path):
     records = write_records(tmp_path, {FULL: [0] * 3, STANDARD: standard, COLLABORATIVE: collaborative})
-    done = run("python", RECIPE / "claim.py", 64, RECORD, *records).stdout
+    done = run("python", "-m", "recipes.curve.claim", 64, RECORD, *records, cwd=ROOT).stdout
     assert done.splitlines()[-1].startswith(f"Outcome of 3 seeds: **{outcome}")
     values = [c - s / 4 for s, c in zip(standard, collaborative, strict=True)]
     mean = sum(values) / 3
@@ -128,7 +128,7 @@ def test_outcome_follows_from_intervals(standard, collaborative, outcome, tmp_pa
 
 def test_rejects_rows_with_different_seeds(tmp_path):
     records = write_records(tmp_path, {FULL: [0, 0], STANDARD: [0.1, 0.1], COLLABORATIVE: [0.0]})
-    error = run("python", RECIPE / "claim.py", 64, *records, check=False).stderr
+    error = run("python", "-m", "recipes.curve.claim", 64, *records, check=False, cwd=ROOT).stderr
     assert "all three rows must have the same seeds, at least two; got F 256: [1, 2]; S 64: [1, 2]; C 64: [1]" in error
 
 

@@ -3,13 +3,11 @@
 import json
 import re
 
-import lookup
 import pytest
 import torch
 
-from tests.common import ROOT, run
-
-SCRIPT = ROOT / "recipes" / "lookup" / "lookup.py"
+from recipes.lookup import lookup
+from tests.common import ROOT
 
 
 def hand_set_heads(task, heads):
@@ -45,19 +43,16 @@ def test_heads_with_the_predicted_key_dimension_can_solve_the_task(task, heads):
 
 
 def test_study_resumes_and_writes_its_table(tmp_path):
-    page, record_file = tmp_path / "page.md", tmp_path / "lookup.json"
-    page.write_text("<!-- lookup -->\n<!-- /lookup -->\n", encoding="utf-8")
-    study = ["python", SCRIPT, record_file, "--output", page, "--marker", "lookup", "--updates", 2, "--seeds", 1]
-    run(*study)
+    record_file = tmp_path / "lookup.json"
+    study = [str(record_file), "--updates", "2", "--seeds", "1"]
+    lookup.markdown(study)
     record = json.loads(record_file.read_text(encoding="utf-8"))
     assert len(record["parts"]) == 4 * len(lookup.KEY_DIMS)
     record["parts"]["shared/collaborative/12/1"]["accuracy"] = 1.0
     record_file.write_text(json.dumps(record), encoding="utf-8")
-    assert "is stale" in run(*study, "--check", check=False).stderr
-    run(*study)
-    assert re.search(r"\n\| shared \| collaborative .* 1\.000 \|.* 12 \| 12 \|\n", page.read_text(encoding="utf-8"))
+    assert re.search(r"\n\| shared \| collaborative .* 1\.000 \|.* 12 \| 12 \|\n", lookup.markdown(study))
 
 
 def test_published_table_equals_its_record():
     parts = json.loads((ROOT / "results" / "lookup.json").read_text(encoding="utf-8"))["parts"]
-    assert lookup.table(parts, 3) in SCRIPT.with_name("README.md").read_text(encoding="utf-8")
+    assert lookup.table(parts, 3) in (ROOT / "recipes" / "lookup" / "README.md").read_text(encoding="utf-8")

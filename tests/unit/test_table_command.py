@@ -9,32 +9,17 @@ import sys
 
 import pytest
 
-from collab_fairseq.records import figures, pages
+from collab_fairseq.records import figures
 from collab_fairseq.records.files import write_json
-from fairseq_modern.errors import UserError
 from tests import common
 from tests.unit.conftest import rows_of
 
 collab = functools.partial(common.collab, "table")
 
 
-def test_prints_writes_and_checks_table(files, tmp_path):
+def test_prints_a_table(files):
     printed = collab(*files, "--columns", "heads,key_dim,sacrebleu")
     assert list(rows_of(printed)[0]) == ["heads", "key dimension", "sacreBLEU test_a", "sacreBLEU test_b"]
-    page = tmp_path / "README.md"
-    before = "# Title\r\n\n<!-- results: made by collab table -->\nold\n<!-- /results -->\nafter\n"
-    page.write_bytes(before.encode())
-    options = [*files, "--columns", "heads,seeds", "--output", page, "--marker", "results"]
-    assert "README.md is stale" in collab(*options, "--check", status=1)
-    assert page.read_bytes() == before.encode()
-    collab(*options)
-    after = page.read_bytes().decode()
-    assert re.match(r"# Title\r\n\n<!-- results: made by collab table -->\n\| heads +\| seeds +\|\n", after)
-    assert after.endswith("\n<!-- /results -->\nafter\n")
-    assert "old" not in after
-    collab(*options, "--check")
-    collab(*options[1:], "--check", status=1)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["README.md", "runs"]
 
 
 @pytest.mark.parametrize(
@@ -45,8 +30,6 @@ def test_prints_writes_and_checks_table(files, tmp_path):
         ("--baseline x", "the baseline must be one of none-None-s1"),
         ("--figure x.eps", "must end in .png, .svg or .pdf; got x.eps"),
         ("--figure x.png --y chrf", "--y needs --x parameters or --x wall_time"),
-        ("empty.json --output empty.json", "empty.json is one of the inputs"),
-        ("--output no-page.md --marker x", "--output must be an existing page"),
         ("empty.json", "empty.json must be a training record (schema 1); got no record"),
     ],
 )
@@ -54,15 +37,6 @@ def test_errors_are_one_line(files, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     write_json({"schema": 1}, tmp_path / "empty.json")
     assert message in collab(*files, *shlex.split(arguments), status=1)
-
-
-def test_markers_must_be_one_pair():
-    for page in ("none", "<!-- r -->\n", "<!-- /r -->\n<!-- r -->\n", "<!-- r -->\n" * 2 + "<!-- /r -->"):
-        with pytest.raises(UserError, match="must have the line <!-- r --> once and <!-- /r --> once after it"):
-            pages.with_part(page, "r", "x")
-    page = "<!-- r -->\n<!-- /r -->\n<!-- rest -->\n"
-    assert pages.with_part(page, "r", "\nx\n\n") == "<!-- r -->\nx\n<!-- /r -->\n<!-- rest -->\n"
-    assert pages.with_part(pages.with_part(page, "r", "x"), "r", "") == page
 
 
 @pytest.mark.parametrize(("package", "what"), [("matplotlib", "figures need"), ("pandas", "tables need")])
@@ -142,11 +116,3 @@ def test_loss_curves_are_differences_over_common_seeds(runs, tmp_path, caplog):
     assert "over 3 seeds" in text
     assert ">collaborative" not in text
     assert "not drawn, without a seed or update of standard, key dimension 128: collaborative" in caplog.text
-
-
-def test_an_empty_marker_does_not_replace_the_page(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("written by hand\n")
-    with pytest.raises(UserError):
-        pages.publish("a table\n", str(page), "")
-    assert page.read_text() == "written by hand\n"

@@ -1,0 +1,90 @@
+"""Make the tables on Markdown pages again, or check that they are up to date.
+
+    collab tables README.md docs/*.md
+    collab tables README.md --check
+
+A table stands between two comments. The first has its name and the command that prints it:
+
+    <!-- results: collab table results/runs/multi30k-*-u2500.json --columns heads,key_dim,sacrebleu -->
+    …
+    <!-- /results -->
+
+The command is `collab table …`, or `python -m MODULE …` for a module of the folders recipes or benchmarks, and runs in
+this process, without a shell: words are quoted and patterns expanded as in bash, relative to the current folder. It may
+continue on further lines. Pages without tables are left out.
+"""
+
+import argparse
+import functools
+import glob
+import importlib
+import logging
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import List
+
+from collab_fairseq.records import pages
+from collab_fairseq.records.files import write_text
+from fairseq_modern.errors import UserError
+
+from . import bench, table
+
+HELP = "make the tables on pages again, by the commands above them"
+#: folders with modules that have a function `markdown(arguments, folder)`
+STUDIES = ("recipes", "benchmarks")
+
+logger = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("pages", nargs="+", metavar="PAGE", help="Markdown pages")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a table is not up to date")
+
+
+def run(args: argparse.Namespace) -> int:
+    stale = []
+    for page in args.pages:
+        before = Path(page).read_bytes().decode("utf-8")
+        folder = os.path.dirname(os.path.abspath(page))
+        after, changed = pages.remake(before, functools.partial(markdown, folder=folder), page)
+        stale += [f"{name} in {page}" for name in changed]
+        if changed and not args.check:
+            write_text(after, page)
+            logger.info("wrote %s in %s", ", ".join(changed), page)
+        elif not changed and after is not before:
+            logger.info("%s is up to date", page)
+    if stale and args.check:
+        raise UserError(f"not up to date: {', '.join(stale)}; run this command without --check")
+    return 0
+
+
+def markdown(command: str, folder: str) -> str:
+    """The table that a command prints; ``folder``: of the page, for relative links to records."""
+    program, *arguments = words(command) or [""]
+    if program == "collab" and arguments[:1] == ["table"]:
+        return table.markdown(arguments[1:], folder)
+    if program == "collab" and arguments[:2] == ["bench", "table"]:
+        return bench.markdown(arguments[2:], folder)
+    name = arguments[1] if program == "python" and arguments[:1] == ["-m"] and len(arguments) > 1 else ""
+    if name.partition(".")[0] not in STUDIES:
+        raise UserError(
+            f"the command must be collab table, or python -m MODULE in {' or '.join(STUDIES)}; got {command}"
+        )
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` does
+    study = importlib.import_module(name)
+    if not hasattr(study, "markdown"):
+        raise UserError(f"{name} must have a function markdown(arguments, folder)")
+    text: str = study.markdown(arguments[2:], folder)
+    return text
+
+
+def words(command: str) -> List[str]:
+    """The words of a command, with patterns of files expanded; as in bash, a pattern without matches stays."""
+    try:
+        split = shlex.split(" ".join(command.split()))
+    except ValueError as error:
+        raise UserError(f"cannot read the command: {error} in {command}") from error
+    return [file for word in split for file in sorted(glob.glob(word)) or [word]]
