@@ -62,7 +62,7 @@ tables:
 
 figures:
 	@$(COLLAB:collab=python) docs/idea.py
-	@$(COLLAB) table $(RUNS)/multi30k-none-dk128-s?-u4000.json $(RUNS)/multi30k-*-dk32-s?-u4000.json \\
+	@$(COLLAB) table $(RUNS)/multi30k-none-dk128-s?-u4000.json $(RUNS)/multi30k-*-dk32-s?-u4000.json \
 	    $(RUNS)/multi30k-*-blocks-s?-u4000.json $(RUNS)/multi30k-*-blocks8-s?-u4000.json \
 	    --figure results/multi30k-table.svg --x updates --group-by heads,key_dim
 	@$(COLLAB) table $(RUNS)/multi30k-none-s1-u2500.json $(RUNS)/multi30k-*-dk[13]?-s1-u2500.json \
