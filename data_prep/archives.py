@@ -144,7 +144,7 @@ def extract(name: str, path: Path, wanted: List[str], folder: Path, limit: Optio
     open_compressed: Any = gzip.open if is_text else [*openers, open][0]
     try:
         with open_compressed(path, "rb") as stream:
-            content = _Limited(stream, path, limit)
+            content: Any = _Limited(stream, path, limit)
             if is_text:
                 with open(folder / wanted[0], "wb") as text:
                     shutil.copyfileobj(content, text, 1 << 20)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
-from runner.options import Parser, positive
+from collab_fairseq.cli.options import positive
 
 HERE = Path(__file__).resolve().parent
 
@@ -57,7 +57,7 @@ def program_of(name: str) -> Any:
     `make(args, folder, say)` writes the texts and returns the largest useful vocabulary size (None: any). With
     limits of training pairs (`longest`), MIN_PAIRS["train"] is the smallest number of pairs within them.
     """
-    return importlib.import_module(name)
+    return importlib.import_module(f"data_prep.{name}")
 
 
 def parser_of(name: str, data_set: DataSet) -> argparse.ArgumentParser:
@@ -65,8 +65,9 @@ def parser_of(name: str, data_set: DataSet) -> argparse.ArgumentParser:
     epilog = f"""OUTPUT then contains data-bin/ for fairseq, {data_set.holds}
 prepared.txt (the origin of the data) and SHA256SUMS of all files. It is written atomically. A second run only verifies
 it."""
-    parser = Parser(
+    parser = argparse.ArgumentParser(
         f"data_prep/{name}.sh",
+        allow_abbrev=False,
         usage="%(prog)s [options]",
         description=data_set.about,
         epilog=epilog,
@@ -98,4 +99,6 @@ it."""
     text = f"processes of fairseq-preprocess (default: {data_set.workers or 'the number of cores'})"
     add("--workers", type=positive, default=data_set.workers, metavar="N", help=text)
     add("--force", action="store_true", help="rebuild an existing output")
+    text = "Python with the project installed (default: $PYTHON, else the first python on PATH)"
+    add("--python", metavar="PROGRAM", help=text)
     return parser

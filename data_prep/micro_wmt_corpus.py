@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Build the micro-WMT corpus from its public sources, as input of data_prep/micro_wmt.sh.
 
-    micro_wmt_corpus.py --tatoeba deu-eng.zip --testsets OPUS-MT-testsets --output DIR
+    python -m data_prep micro_wmt_corpus --tatoeba deu-eng.zip --testsets OPUS-MT-testsets --output DIR
 
 deu-eng.zip is that of https://github.com/rioyshky/translation (commit de48b702). OPUS-MT-testsets is a checkout of
 https://github.com/Helsinki-NLP/OPUS-MT-testsets (commit ac0f19c0), whose news sets WMT releases for research use.
@@ -18,14 +17,11 @@ differently: add `--manifest DIR/manifest.tsv`.
 
 import argparse
 import hashlib
-import sys
 import zipfile
 from pathlib import Path
 from typing import Dict, Iterable, Iterator, List, Tuple
 
-from archives import gzipped
-
-from collab_fairseq.cli.main import guarded
+from data_prep.archives import gzipped
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import new_folder
 
@@ -110,7 +106,10 @@ def write(texts: Dict[str, List[Pair]], checksums: Path, folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        "python -m data_prep micro_wmt_corpus", description=__doc__, formatter_class=formatter
+    )
     add = parser.add_argument
     add("--tatoeba", type=Path, required=True, metavar="ZIP", help="deu-eng.zip")
     add("--testsets", type=Path, required=True, metavar="DIR", help="checkout of OPUS-MT-testsets")
@@ -125,7 +124,3 @@ def main() -> None:
     texts = read_texts(args.tatoeba, args.testsets, args.held_out)
     with new_folder(args.output) as folder:
         write(texts, args.checksums, Path(folder))
-
-
-if __name__ == "__main__":
-    sys.exit(guarded("data_prep/micro_wmt_corpus.py", main))

@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Make a miniature of a public data set: archives of the same names and layout, with sentences of toy.py.
 
-    miniature.py wmt16_en_de|wmt14_en_de_spm|iwslt14_de_en --output DIR [--seed N] [--train N] [--valid N] [--test N]
+    python -m data_prep miniature wmt16_en_de|wmt14_en_de_spm|iwslt14_de_en --output DIR [OPTIONS]
 
 For rehearsals and tests without a download. DIR then contains the archives, manifest.tsv (for `--manifest` of the data
 set's script) and references.de or references.en (raw text of the test set). Where the public texts are tokenised, the
@@ -13,17 +12,14 @@ import argparse
 import hashlib
 import io
 import re
-import sys
 import tarfile
 from pathlib import Path, PurePosixPath
 from typing import Dict, List, Sequence
 
-import toy
-from archives import Archive, gzipped
-from toy import write_lines
-from unpack import Member, read_manifest
-
-from collab_fairseq.cli.main import guarded
+from data_prep import toy
+from data_prep.archives import Archive, gzipped
+from data_prep.toy import write_lines
+from data_prep.unpack import Member, Row, read_manifest
 from fairseq_modern.files import new_folder
 
 _HERE = Path(__file__).resolve().parent
@@ -81,7 +77,7 @@ def write(name: str, parts: toy.Parts, folder: Path) -> None:
     """Write archives, manifest and references."""
     public = read_manifest(_HERE / f"{name}.tsv")
     lines_of = lines_of_members([row for row in public if isinstance(row, Member)], parts)
-    rows = []
+    rows: List[Row] = []
     for row in public:
         if isinstance(row, Archive):
             members = [member for member in lines_of if member.archive == row.name]
@@ -99,7 +95,8 @@ def write(name: str, parts: toy.Parts, folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("python -m data_prep miniature", description=__doc__, formatter_class=formatter)
     parser.add_argument("name", choices=("wmt16_en_de", "wmt14_en_de_spm", "iwslt14_de_en"))
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="a new or empty folder")
     toy.add_options(parser)
@@ -108,7 +105,3 @@ def main() -> None:
         parser.error(f"--output must be a new or empty folder, got {args.output}")
     with new_folder(args.output) as folder:
         write(args.name, toy.parts_of(args), Path(folder))
-
-
-if __name__ == "__main__":
-    sys.exit(guarded("data_prep/miniature.py", main))

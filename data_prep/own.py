@@ -9,11 +9,10 @@ import argparse
 import hashlib
 import re
 from pathlib import Path
-from typing import Callable, Dict, List, Tuple
-
-from toy import write
+from typing import Any, Callable, Dict, List, Set, Tuple
 
 from collab_fairseq.cli.options import positive
+from data_prep.toy import write
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import sha256
 
@@ -24,7 +23,7 @@ FEW_TEST_SENTENCES = 100
 Pair = Tuple[str, str]
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: Any) -> None:
     """Add the options that determine the corpus."""
     text = "two raw text files, the source language first; or a folder with two files each of train, valid and test"
     parser.add_argument("--source", nargs="+", type=Path, default=[], metavar="PATH", help=text)
@@ -96,7 +95,7 @@ def read_pairs(paths: List[Path]) -> List[Pair]:
 def hold_out(pairs: List[Pair], number: int) -> Dict[str, List[Pair]]:
     """Split pairs into train, and `number` each for valid and test; no sentence is in two of them."""
     parts: Dict[str, List[Pair]] = {"test": [], "valid": []}
-    held_out = set()
+    held_out: Set[str] = set()
     for pair in sorted(set(pairs), key=lambda pair: hashlib.sha256("\t".join(pair).encode()).digest()):
         unfilled = [part for part in parts.values() if len(part) < number]
         if not unfilled:

@@ -4,7 +4,7 @@ import fileinput
 import itertools
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence
 
 import sentencepiece
 
@@ -75,7 +75,7 @@ def check_held_out(pieces: Path, raw: Path) -> None:
 
 
 def clean(
-    source: Path, kept: Path, held_out: Path, langs: Tuple[str, str], longest: int, ratio: float, every: int = 0
+    source: Path, kept: Path, held_out: Path, langs: Sequence[str], longest: int, ratio: float, every: int = 0
 ) -> Dict[str, int]:
     """Write the pairs of SOURCE.LANG whose lengths are within the limits to KEPT.LANG.
 

@@ -13,14 +13,13 @@ import sys
 from pathlib import Path
 from typing import Dict, List, Optional
 
-import pieces
-import unpack
-from archives import GIB, Archive, fetch
-from data_set import HERE, DataSet, parser_of, program_of
-from folders import is_complete, output_lock, write_checksums
 from omegaconf import OmegaConf
-from runner.settings import PYTHON
 
+from data_prep import pieces, unpack
+from data_prep.archives import GIB, Archive, fetch
+from data_prep.data_set import HERE, DataSet, parser_of, program_of
+from data_prep.folders import is_complete, output_lock, write_checksums
+from data_prep.interpreter import PYTHON
 from fairseq_modern import processor
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import new_folder, sha256
@@ -207,7 +206,7 @@ class Preparation:
 def load(name: str) -> DataSet:
     """The settings of SET.yaml."""
     settings = OmegaConf.merge(OmegaConf.structured(DataSet), OmegaConf.load(HERE / f"{name}.yaml"))
-    return OmegaConf.to_object(settings)
+    return OmegaConf.to_object(settings)  # type: ignore[return-value]
 
 
 def prepare(name: str, data_set: DataSet, args: argparse.Namespace) -> None:

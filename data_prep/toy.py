@@ -8,9 +8,8 @@ import argparse
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
 
-from toy_grammar import Sentences
-
 from collab_fairseq.cli.options import positive
+from data_prep.toy_grammar import Sentences
 
 SIZES = {"train": 12000, "valid": 500, "test": 500}
 LANGUAGES = ("en", "de")

@@ -21,8 +21,7 @@ from collections import Counter
 from pathlib import Path, PurePosixPath
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Union
 
-from archives import Archive, extract, verify
-
+from data_prep.archives import Archive, extract, verify
 from fairseq_modern.errors import UserError
 
 _ROW = re.compile(

@@ -7,22 +7,17 @@ import sys
 from pathlib import Path
 from typing import List
 
-from runner import settings
-from runner.cli import show_messages
-from runner.launch import run_logged
-from runner.options import Parser, positive
-from runner.progress import progress_shown
-from runner.settings import PYTHON, ROOT
-from runner.summary import summarise
-from runner.sweep import parse_run, run_name
-
+from data_prep import prepare, toy
 from fairseq_modern import processor
-
-sys.path.insert(0, str(ROOT / "data_prep"))
-import prepare
-import toy
-
 from fairseq_modern.errors import UserError
+from recipes.runner import settings
+from recipes.runner.cli import show_messages
+from recipes.runner.launch import run_logged
+from recipes.runner.options import Parser, positive
+from recipes.runner.progress import progress_shown
+from recipes.runner.settings import PYTHON, ROOT
+from recipes.runner.summary import summarise
+from recipes.runner.sweep import parse_run, run_name
 
 ABOUT = """Generate an English-German corpus from a grammar (data_prep/toy_grammar.py) and train three small
 transformers on it in parallel: standard heads at the full key dimension, standard and collaborative heads at a quarter
@@ -65,21 +60,21 @@ def main() -> int:
 
 
 def make_corpus(args: argparse.Namespace, data: Path) -> None:
-    command = [ROOT / "data_prep" / "toy.sh", "--seed", args.seed, "--vocab-size", args.vocab_size]
+    command = [PYTHON, "-m", "data_prep", "toy", "--seed", args.seed, "--vocab-size", args.vocab_size]
     for part in toy.SIZES:
         command += [f"--{part}", getattr(args, part)]
-    if run_logged([*command, "--output", data, "--python", PYTHON]):
+    if run_logged([*command, "--output", data]):
         raise UserError("the corpus could not be generated (see above)")
 
 
 def train(args: argparse.Namespace, data: Path, folders: List[Path]) -> None:
-    """Train and evaluate the models with sweep.sh of recipes/toy."""
+    """Train and evaluate the models with `python -m recipes toy sweep`."""
     jobs = len(folders)
     if os.environ.get("OMP_NUM_THREADS"):
         jobs = min(jobs, processor.usable_cores())
-    command = [ROOT / "recipes" / "toy" / "sweep.sh", "--seeds", args.seed, "--updates", args.updates]
+    command = [PYTHON, "-m", "recipes", "toy", "sweep", "--seeds", args.seed, "--updates", args.updates]
     command += ["--average", args.average, "--device", args.device, "--jobs", jobs, "--threads", 1]
-    command += ["--data", data, "--output", data.parent, "--python", PYTHON]
+    command += ["--data", data, "--output", data.parent]
     command += [f"lr_scheduler.warmup_updates={args.warmup}"]
     with progress_shown("demo", args.updates, folders):
         # the settings of toy.yaml only

@@ -9,19 +9,17 @@ import re
 from pathlib import Path
 from typing import Any, List
 
-import gates
-import page
-from runner.cli import show_messages
-from runner.finetune import build_parser, finetune, open_folder
-from runner.machine import Machine
-from runner.programs import collab
-
 from collab_fairseq.cli.options import command, positive
 from collab_fairseq.heads.ablation import TestSet
 from collab_fairseq.heads.record import new_record, settings_of_tests
 from collab_fairseq.records.files import write_text
 from collab_fairseq.translation import load_model
 from fairseq_modern.errors import UserError
+from recipes.heads import gates, page
+from recipes.runner.cli import show_messages
+from recipes.runner.finetune import build_parser, finetune, open_folder
+from recipes.runner.machine import Machine
+from recipes.runner.programs import collab
 
 logger = logging.getLogger("recipe")
 

@@ -60,7 +60,8 @@ def agreement(pairs: List[Tuple[int, int]]) -> Tuple[Tensor, Tensor]:
         correct (H).
     """
     attributes = 1 + max(max(pair) for pair in pairs)
-    positions, correct = [], []
+    positions: List[Tensor] = []
+    correct: List[int] = []
     for pair in pairs:
         signs = torch.zeros(attributes, BITS)
         signs[list(pair)] = 1
@@ -141,7 +142,8 @@ def table(parts: Dict[str, Any], seeds: int) -> str:
 
 def markdown(arguments: Sequence[str], folder: str = ".") -> str:
     """Train the layers that the record lacks; returns the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("recipes/lookup/run.sh", description=__doc__, formatter_class=formatter)
     text = "record of the study; layers that it lacks are trained and added"
     parser.add_argument("record", type=Path, metavar="RECORD.json", help=text)
     parser.add_argument("--seeds", type=positive, default=3, metavar="N", help="number of seeds (default: 3)")

@@ -11,20 +11,16 @@ from pathlib import Path
 from typing import Tuple
 
 from omegaconf import OmegaConf
-from runner import cli, settings
-from runner.evaluation import export
-from runner.folder import check_output
-from runner.options import build_parser
-from runner.progress import progress_shown
-from runner.settings import ROOT
-from runner.summary import summarise
 
-sys.path.insert(0, str(ROOT / "data_prep"))
-import data_set
-import own
-import prepare
+from data_prep import data_set, own, prepare
+from recipes.runner import cli, settings
+from recipes.runner.evaluation import export
+from recipes.runner.folder import check_output
+from recipes.runner.options import build_parser
+from recipes.runner.progress import progress_shown
+from recipes.runner.settings import ROOT
+from recipes.runner.summary import summarise
 
-SCRIPT = ROOT / "recipes" / "own" / "run.sh"
 ABOUT = """Check and split your text, learn a vocabulary, train, average, translate and score a model, and export a
 folder for `collab translate`. Unusable text raises a one-line error and leaves no files behind."""
 
@@ -38,7 +34,7 @@ def main() -> None:
     parser = data_set.parser_of("own", described)
     parser.set_defaults(output=None)
     args, rest = parser.parse_known_args([word for word in argv if word not in words])
-    cfg, _ = cli.read(SCRIPT, [*rest, *words])  # rejects unknown options before errors about the text
+    cfg, _ = cli.read("own", "all", [*rest, *words])  # rejects unknown options before errors about the text
     languages = own.languages(args)
     for setting, language in zip(("task.source_lang", "task.target_lang"), languages, strict=True):
         given = OmegaConf.select(cfg, setting)
@@ -52,9 +48,9 @@ def main() -> None:
     rest += [*words, "--data", str(args.output), "--output", str(run)]
     # in quotes, because no is a boolean in YAML
     rest += [f'task.source_lang="{languages[0]}"', f'task.target_lang="{languages[1]}"']
-    cfg, options = cli.read_run(SCRIPT, rest)
+    cfg, options = cli.read_run("own", "all", rest)
     if "--dry-run" in rest:
-        cli.main(SCRIPT, rest)
+        cli.main("own", rest)
         return
     check_output(output)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -63,7 +59,7 @@ def main() -> None:
         messages = stack.enter_context(open(output / "messages.txt", "a", encoding="utf-8"))
         stack.enter_context(contextlib.redirect_stdout(messages))
         stack.enter_context(progress_shown("own", cfg.optimization.max_update, [run]))
-        cli.main(SCRIPT, rest)
+        cli.main("own", rest)
         if options.node_rank:  # the first node does everything else
             return
         export(run, args.output / "data-bin", model)
@@ -73,7 +69,7 @@ def main() -> None:
 
 def print_help() -> None:
     """Print the options of every recipe and those of data_prep/own.sh, and exit."""
-    parser = build_parser(SCRIPT, settings.load("own"))
+    parser = build_parser("own", "all", settings.load("own"))
     parser.description, parser.conflict_handler = ABOUT, "resolve"
     group = parser.add_argument_group("your text")
     own.add_options(group)

@@ -6,16 +6,15 @@ import logging
 import os
 from pathlib import Path
 
-import report
-import study
 import torch
-from runner.cli import show_messages
-from runner.finetune import build_parser, finetune, open_folder
-from runner.options import number
 
 from collab_fairseq.records.files import write_text
 from collab_fairseq.reparam.allocation import GRID
 from fairseq_modern.errors import UserError
+from recipes.reparam import report, study
+from recipes.runner.cli import show_messages
+from recipes.runner.finetune import build_parser, finetune, open_folder
+from recipes.runner.options import number
 
 logger = logging.getLogger("recipe")
 

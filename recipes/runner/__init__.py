@@ -1,8 +1,7 @@
 """The runner of all recipes: prepare, train, average, translate, score, record.
 
-`recipes/NAME/run.sh` and similar scripts source start.sh, which finds Python and calls recipes/run.py. The name of the
-script is a step (run, train, average, evaluate, sweep), its folder the recipe, `NAME.yaml` its settings. A script with
-a Python program of the same name next to it (wmt14_en_de/rehearse.py) runs that program instead.
+`python -m recipes NAME [STEP]` and recipes/NAME/run.sh call `cli.main`, unless the folder of the recipe has a program:
+STEP.py (wmt14_en_de/rehearse.py), run.py (heads) or NAME.py (lookup). NAME.yaml has the settings.
 
 In the order of a run:
 

@@ -64,7 +64,7 @@ def inputs(run: RecipeRun, average: Average) -> List[str]:
     """
     if average.kind == "epoch":
         return checkpoints.select_checkpoints(run.checkpoints, "epoch", average.n)
-    files = []
+    files: List[str] = []
     for update in updates(run, average):
         candidates = checkpoints_of(run, update)
         if not candidates and files and average.kind == "last":
@@ -90,7 +90,7 @@ def checkpoints_of(run: RecipeRun, update: int) -> List[Path]:
 
 def remedy(run: RecipeRun, average: Average) -> str:
     """What to do about missing or damaged checkpoints, as the end of an error message; empty if there is no remedy."""
-    if average.kind == "last":  # not part of the run, so run.sh does not make it
+    if average.kind == "last":  # not part of the run, so training again does not make it
         return ""
     if average.kind == "epoch":
         damaged = [file for file in inputs(run, average) if not is_usable(Path(file))]

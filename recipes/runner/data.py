@@ -1,33 +1,28 @@
 """Data of a run: prepared if missing, verified by checksums before they are used."""
 
 import contextlib
-import hashlib
 import json
-import zlib
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, Union
+from typing import Dict, List
 
 from collab_fairseq.records.files import write_text
 from fairseq_modern.errors import UserError
-from fairseq_modern.files import CHECKSUMS, damaged_files, read_checksums
+from fairseq_modern.files import CHECKSUMS, damaged_files
 
 from .launch import run_logged
-from .settings import PYTHON, ROOT
-
-if TYPE_CHECKING:
-    from .recipe_run import RecipeRun
+from .recipe_run import RecipeRun
+from .settings import ROOT
 
 
-def prepare(run: "RecipeRun") -> None:
+def prepare(run: RecipeRun) -> None:
     """Prepare the data if they are missing."""
     if (run.data / "data-bin").is_dir() and (run.data / "prepared.txt").is_file():
         return
     corpus = [run.recipe.source_option, run.corpus] if run.corpus else []
-    if run_logged([ROOT / run.recipe.prepare, "--output", run.data, "--python", PYTHON, *corpus]):
+    if run_logged([ROOT / run.recipe.prepare, "--output", run.data, *corpus]):
         raise UserError("the data could not be prepared (see above)")
 
 
-def verify(run: "RecipeRun") -> None:
+def verify(run: RecipeRun) -> None:
     """Compare the data with their checksums. Files that have not changed since the last time are not read again.
 
     Raises:
@@ -46,18 +41,5 @@ def verify(run: "RecipeRun") -> None:
     write_text(json.dumps(verified, indent=1), stamps)
 
 
-def fingerprint(data: Path, kept: Any = None) -> Union[int, str]:
-    """Identifies the prepared data: SHA-256 of the names and checksums of all files.
-
-    Args:
-        kept: fingerprint to compare with. Earlier versions kept a number, the CRC-32 of the checksums without names.
-    """
-    checksums = read_checksums(data / CHECKSUMS)
-    if isinstance(kept, int):
-        return zlib.crc32("\n".join(sorted(set(checksums.values()))).encode())
-    lines = [f"{digest}  {name}\n" for name, digest in sorted(checksums.items())]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-def _remedy(run: "RecipeRun") -> str:
+def _remedy(run: RecipeRun) -> str:
     return f"prepare the data again: {run.recipe.prepare} --output {run.data} --force"

@@ -21,7 +21,7 @@ from fairseq_modern.errors import UserError
 from fairseq_modern.files import CHECKSUMS, atomic_write
 
 from . import data
-from .folder import check_settings, kept_settings
+from .folder import check_settings, fingerprint, kept_settings
 from .launch import run_logged
 from .programs import collab, tool
 from .recipe_run import Average, RecipeRun
@@ -34,7 +34,7 @@ def evaluate(run: RecipeRun) -> None:
     """Translate, score and record each average of a run."""
     main_result = run.average_file(run.final_average())
     if not main_result.exists():
-        raise UserError(f"there is no {main_result.name} in {run.output}; average.sh makes it")
+        raise UserError(f"there is no {main_result.name} in {run.output}; the step average makes it")
     data.verify(run)
     check_data(run)
     for average in run.finished_averages():
@@ -63,7 +63,7 @@ def translate(run: RecipeRun, average: Average, split: str, name: str, model: st
     """
     cfg, stem = run.cfg, f"{name}{average.suffix}"
     log = run.output / f"{stem}.generate.log"
-    identity = {"model": model, "data": data.fingerprint(run.data), "split": split, **decoding(cfg)}
+    identity = {"model": model, "data": fingerprint(run.data), "split": split, **decoding(cfg)}
     first_line = f"{json.dumps(identity)}\n".encode()
     if log.exists():
         with open(log, "rb") as stream:

@@ -1,30 +1,52 @@
 """Folder of a run: it belongs to one run, and one process at a time uses it."""
 
 import contextlib
+import hashlib
 import logging
 import os
 import shlex
 import tempfile
+import zlib
 from pathlib import Path
-from typing import Any, Dict, Iterator
+from typing import Any, Dict, Iterator, Tuple, Union
 
 import yaml
 from omegaconf import OmegaConf
 
 from collab_fairseq.records.files import write_text
 from fairseq_modern.errors import UserError
-from fairseq_modern.files import acquire_lock, remove_stale_temp_files
+from fairseq_modern.files import CHECKSUMS, acquire_lock, read_checksums, remove_stale_temp_files
 
 from .settings import DECODING_SECTIONS
 
 logger = logging.getLogger("recipe")
 
 #: names in the folder of a run
-FILES = ("settings.yaml", "verified.json", "train*.log", "train*.jsonl", "*.generate.log", "*.scores.json")
+FILES: Tuple[str, ...] = (
+    "settings.yaml",
+    "verified.json",
+    "train*.log",
+    "train*.jsonl",
+    "*.generate.log",
+    "*.scores.json",
+)
 FILES += ("record*.json", "averaged*.pt", "messages.txt", ".run.lock")
 FOLDERS = ("checkpoints", "hypotheses", "model")
 #: files of a run that belong to its settings
 RESULTS = ("checkpoints/*.pt", "averaged*.pt", "*.generate.log", "record*.json")
+
+
+def fingerprint(data: Path, kept: Any = None) -> Union[int, str]:
+    """Identifies the prepared data: SHA-256 of the names and checksums of all files.
+
+    Args:
+        kept: fingerprint to compare with. Earlier versions kept a number, the CRC-32 of the checksums without names.
+    """
+    checksums = read_checksums(data / CHECKSUMS)
+    if isinstance(kept, int):
+        return zlib.crc32("\n".join(sorted(set(checksums.values()))).encode())
+    lines = [f"{digest}  {name}\n" for name, digest in sorted(checksums.items())]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def check_output(folder: Path) -> None:

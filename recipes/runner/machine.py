@@ -172,10 +172,10 @@ class Machine:
         if not self.max_tokens:
             self.max_tokens = next((share for share in shares if share <= limit), 0)
         if not self.max_tokens:
-            possible = [n for n in range(1, 65) if any(share <= limit for share in equal_shares(batch, n, least))]
+            numbers = [n for n in range(1, 65) if any(share <= limit for share in equal_shares(batch, n, least))]
             raise UserError(
                 f"{batch} tokens per update cannot be divided evenly among {self.processes} processes with at least "
-                f"{least} each (the longest sentence); possible numbers: {', '.join(map(str, possible)) or 'none'}"
+                f"{least} each (the longest sentence); possible numbers: {', '.join(map(str, numbers)) or 'none'}"
             )
         self.update_freq = batch // (self.processes * self.max_tokens)
         logger.info(

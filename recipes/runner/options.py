@@ -1,27 +1,27 @@
-"""Command-line options of the recipes' scripts."""
+"""Command-line options of training recipes."""
 
 import argparse
 import os
-from pathlib import Path
 from typing import Any, List, NoReturn, Optional
 
 from omegaconf import DictConfig, OmegaConf
 
 from collab_fairseq.cli.options import positive
 
-from .settings import ROOT, SettingsError, test_sets
+from .settings import SettingsError, test_sets
 
 STEPS = {
     "train": "Train one model. Prepare the data if they are missing.",
-    "average": "Average the last checkpoints of a run of train.sh.",
-    "evaluate": "Translate, score (BLEU, chrF, chrF++, TER) and record the result of average.sh.",
-    "run": "Prepare, train, average, translate, score, record.",
+    "average": "Average the last checkpoints of a run.",
+    "evaluate": "Translate, score (BLEU, chrF, chrF++, TER) and record an average.",
+    "all": "Prepare, train, average, translate, score, record. One of these steps alone: see train, average, evaluate "
+    "--help; several runs and their table: sweep --help.",
     "sweep": "Train several models, one or --jobs at a time, and write the table of their results.",
 }
 
 
 class Parser(argparse.ArgumentParser):
-    """Parser with one-line errors (`SettingsError`) and the option --python, which start.sh reads."""
+    """Parser with one-line errors (`SettingsError`) and the option --python (data_prep/interpreter.py)."""
 
     def __init__(self, prog: Optional[str] = None, **options: Any) -> None:
         super().__init__(prog, allow_abbrev=False, **options)
@@ -55,7 +55,7 @@ def add_setting(group: Any, cfg: DictConfig, flag: str, setting: str, text: str,
 
 
 def add_run_options(parser: argparse.ArgumentParser, recipe: str, cfg: DictConfig) -> None:
-    """Options that select a run. The same options select the same run in all scripts."""
+    """Options that select a run. The same options select the same run in all steps."""
     group = parser.add_argument_group("run")
     text = "sites with collaborative heads: encoder, cross, decoder joined by _, or none"
     add_setting(group, cfg, "--heads", "model.collaborative_heads", text, metavar="SITES")
@@ -67,7 +67,7 @@ def add_run_options(parser: argparse.ArgumentParser, recipe: str, cfg: DictConfi
     group.add_argument("--variant", metavar="NAME", help=text)
     text = f"folder of the run (default: runs/{recipe}/<heads, key dimension, variant, seed, updates>)"
     group.add_argument("--output", metavar="DIR", type=os.path.abspath, help=text)
-    text = "print the training command of run.sh and train.sh, and do nothing"
+    text = "print the training command, and do nothing"
     group.add_argument("--dry-run", action="store_true", help=text)
     sets = ", ".join(test_sets(cfg, valid=True).values()) or "not in this recipe"
     text = f"evaluate on the validation set instead of the test set ({sets})"
@@ -149,17 +149,22 @@ def add_shared_options(parser: argparse.ArgumentParser, recipe: str, cfg: DictCo
     group.add_argument("--config", metavar="FILE", help=text)
 
 
-def build_parser(script: Path, cfg: DictConfig) -> argparse.ArgumentParser:
+def program(recipe: str, step: str) -> str:
+    """The command for a step of a recipe, without options."""
+    return f"recipes/{recipe}/run.sh" + ("" if step == "all" else f" {step}")
+
+
+def build_parser(recipe: str, step: str, cfg: DictConfig) -> argparse.ArgumentParser:
     """The options of a step of a recipe, with the defaults of that recipe."""
-    step, recipe, name = script.stem, script.parent.name, str(script.relative_to(ROOT))
+    name = program(recipe, step)
     parser = Parser(
         name,
-        usage=f"{name} [options] [SECTION.NAME=VALUE ...]",
+        usage=f"{name} {'[STEP] ' if step == 'all' else ''}[options] [SECTION.NAME=VALUE ...]",
         description=f"{cfg.recipe.about}. {STEPS[step]}",
         epilog=f"Override settings of recipes/{recipe}/{recipe}.yaml, or add others of fairseq: "
         "optimization.lr=[0.001] model.dropout=0.1 recipe.batch_tokens=8192. Settings that an option determines "
         "(common.bf16: --precision) are rejected, and so are those that prevent resuming or averaging "
-        "(checkpoint.patience). The same options select the same run in every script. The same command resumes an "
+        "(checkpoint.patience). The same options select the same run in every step. The same command resumes an "
         "interrupted run and skips finished steps; with other settings of decoding (generation.beam=1), only "
         "translations, scores and record are made again.",
     )
@@ -171,7 +176,7 @@ def build_parser(script: Path, cfg: DictConfig) -> argparse.ArgumentParser:
 
 
 def without_sweep_options(recipe: str, cfg: DictConfig, argv: List[str]) -> List[str]:
-    """The arguments of sweep.sh that run.sh takes as well."""
+    """The arguments of a sweep that each of its runs takes as well."""
     parser = Parser(add_help=False)
     add_sweep_options(parser, recipe, cfg)
     return parser.parse_known_args(argv)[1]

@@ -8,8 +8,7 @@ from omegaconf import DictConfig
 
 from fairseq_modern.errors import UserError
 
-from .data import fingerprint
-from .folder import kept_settings
+from .folder import fingerprint, kept_settings
 from .machine import Machine
 from .settings import identity, stage_ends, test_sets
 
@@ -116,7 +115,7 @@ class RecipeRun:
         existing = kept_settings(self.output)
         if not existing:
             raise UserError(
-                f"there is no run in {self.output}; train.sh makes it, and the same options select the same run"
+                f"there is no run in {self.output}; the step train makes it, and the same options select the same run"
             )
         self.name, self.cfg.common.seed = existing["name"], existing["common.seed"]
         self.cfg.optimization.max_update = existing["optimization.max_update"]

@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Tuple
@@ -12,13 +11,12 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 import collab_fairseq
+from data_prep.interpreter import PYTHON, ROOT
 from fairseq_modern.errors import UserError
 
-ROOT = Path(__file__).resolve().parents[2]
+__all__ = ["PYTHON", "ROOT"]
 #: value of --user-dir, as printed by `collab user-dir`
 USER_DIR = os.path.dirname(os.path.abspath(collab_fairseq.__file__))
-#: the interpreter that start.sh selected, as the user wrote it
-PYTHON = os.environ.get("PYTHON") or sys.executable
 
 #: sections that become flags of fairseq-train, in the order of its command line
 TRAINING_SECTIONS = (
@@ -109,7 +107,8 @@ def load(recipe: str, config: Optional[str] = None) -> DictConfig:
     folder = ROOT / "recipes" / recipe
     defaults = {"recipe": asdict(Recipe())}
     cfg: Any = OmegaConf.merge(defaults, read_yaml(folder / f"{recipe}.yaml"))
-    of_hydra = OmegaConf.to_container(cfg)["checkpoint"].get("save_dir")  # for fairseq-hydra-train
+    plain: Any = OmegaConf.to_container(cfg)
+    of_hydra = plain["checkpoint"].get("save_dir")  # for fairseq-hydra-train
     if config:
         neighbour = folder / f"{config}.yaml"
         overrides = read_yaml(neighbour if neighbour.is_file() else Path(config))
@@ -142,7 +141,7 @@ def shown(value: Any) -> str:
 
 def leaves(section: DictConfig, prefix: str = "") -> Iterator[Tuple[str, Any]]:
     """Name and value of each setting of a section. Names of nested settings have dots."""
-    for key in section:
+    for key in map(str, section):
         value = None if OmegaConf.is_missing(section, key) else section[key]
         if isinstance(value, DictConfig):
             yield from leaves(value, f"{prefix}{key}.")

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Optional
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 from omegaconf import DictConfig
 
@@ -20,9 +20,8 @@ from collab_fairseq.records.rows import load_run
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import CHECKSUMS
 
-from .data import fingerprint
 from .evaluation import blind_source, blind_translations, recorded_scores
-from .folder import check_files, check_output, check_settings, kept_settings
+from .folder import check_files, check_output, check_settings, fingerprint, kept_settings
 from .launch import STOPPED, forward_signals, gpu_shares, run_logged, send, start
 from .machine import Machine, find_gpus
 from .overrides import shell_words
@@ -43,7 +42,7 @@ def sweep(
     """Make the requested runs, each once per seed, and write the table of those that are finished.
 
     Args:
-        shared: arguments of every run.sh.
+        shared: arguments of every run.
         read_run: the settings of a run with these arguments; raises an error if the run is impossible.
     """
     output, program = Path(args.output or ROOT / "runs" / recipe), run_program(recipe, args)
@@ -134,12 +133,12 @@ def check_existing(folder: Path, settings: Dict[str, Any], data: Path) -> None:
         logger.warning("%s has no settings.yaml: its settings are not checked", folder)
 
 
-def parse_run(run: str) -> List[str]:
+def parse_run(run: str) -> Tuple[str, str, str]:
     """HEADS, KEY_DIM and VARIANT (may be empty) of a run as listed in `recipe.runs`."""
     if not re.fullmatch(r"[a-z_]+:0*[1-9][0-9]*(:[\w-]+)?", run):
         raise SettingsError(f"--runs must be HEADS:KEY_DIM[:VARIANT] with a positive KEY_DIM; got '{run}'")
     heads, key_dim, *variant = run.split(":")
-    return [heads, key_dim, *(variant or [""])]
+    return heads, key_dim, "".join(variant)
 
 
 def run_name(heads: str, key_dim: Any, variant: Optional[str], seed: int, updates: int) -> str:

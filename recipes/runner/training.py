@@ -13,7 +13,7 @@ from fairseq_modern.fault_tolerance.resuming import START
 from fairseq_modern.files import CHECKSUMS, damaged_files
 
 from .averaging import write_averages
-from .data import fingerprint
+from .folder import fingerprint
 from .launch import run_logged
 from .machine import SET_BY_MACHINE
 from .nodes import Connections

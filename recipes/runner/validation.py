@@ -107,7 +107,7 @@ def check(cfg: DictConfig) -> Dict[str, DictConfig]:
             complete[section] = OmegaConf.merge(schemas[section], cfg[section])
         except ConfigKeyError as error:
             name = f"{section}.{error.full_key}"
-            known = [field.name for field in fields(error.object_type)]
+            known = [field.name for field in fields(error.object_type)]  # type: ignore[arg-type]
             similar = suggestion(str(error.key), known, f"{name.rpartition('.')[0]}.")
             raise SettingsError(f"{name} is not a setting{similar}") from error
         except OmegaConfBaseException as error:

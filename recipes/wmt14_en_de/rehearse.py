@@ -15,17 +15,17 @@ import time
 from pathlib import Path
 from typing import Any, List
 
-from runner.cli import show_messages
-from runner.folder import keep_settings
-from runner.launch import run_logged, start
-from runner.options import Parser
-from runner.settings import PYTHON, ROOT
-
 from collab_fairseq.cli.options import positive
 from fairseq_modern.errors import UserError
+from recipes.runner.cli import show_messages
+from recipes.runner.folder import keep_settings
+from recipes.runner.launch import run_logged, start
+from recipes.runner.options import Parser
+from recipes.runner.settings import PYTHON, ROOT
 
 HERE = ROOT / "recipes" / "wmt14_en_de"
-NAME = "recipes/wmt14_en_de/rehearse.sh"
+RECIPE = [PYTHON, "-m", "recipes", "wmt14_en_de"]
+NAME = "recipes/wmt14_en_de/run.sh rehearse"
 
 logger = logging.getLogger("recipe")
 
@@ -41,7 +41,7 @@ def parse() -> argparse.Namespace:
     add("--train", metavar="N", type=positive, default=12000, help=text)
     text = "sentence pairs of the validation set and of the test set (default: 200)"
     add("--test", metavar="N", type=positive, default=200, help=text)
-    text = "as in sweep.sh; none:64 must be the first (default: those of rehearsal.yaml)"
+    text = "as in the step sweep; none:64 must be the first (default: those of rehearsal.yaml)"
     add("--runs", metavar='"A:N ..."', help=text)
     text = "only make the archive, and print the environment in which the commands of README.md use it: "
     add("--by-hand", action="store_true", help=text + f'eval "$({NAME} --by-hand)"')
@@ -61,25 +61,25 @@ def main() -> None:
     if args.by_hand:
         print_environment(archive, manifest, data)
         return
-    prepare = [ROOT / "data_prep" / "wmt16_en_de.sh", "--archive", archive, "--manifest", manifest]
-    run(*prepare, "--output", data, "--python", PYTHON)
+    prepare = [PYTHON, "-m", "data_prep", "wmt16_en_de", "--archive", archive, "--manifest", manifest]
+    run(*prepare, "--output", data)
 
     os.environ["RECIPE_CONFIG"] = str(HERE / "rehearsal.yaml")
     shared = ["--data", data, "--reference", miniature / "references.de", "--updates", args.updates]
-    shared += ["--python", PYTHON, f"lr_scheduler.warmup_updates={args.updates // 5}"]
-    first = output / f"none-dk64-s1-u{args.updates}"  # the name that sweep.sh gives it
+    shared += [f"lr_scheduler.warmup_updates={args.updates // 5}"]
+    first = output / f"none-dk64-s1-u{args.updates}"  # the name that a sweep gives it
     options = ["--heads", "none", "--key-dim", 64, "--output", first, *shared]
     if not (first / "killed").exists() and not (first / "averaged.pt").exists():
         train_and_kill(first, options, 5 * max(1, args.updates // 12))  # of twelve checkpoints, in the second stage
     for step in ("train", "average", "evaluate"):
-        run(HERE / f"{step}.sh", *options)
+        run(*RECIPE, step, *options)
     logger.info("the sweep: this model and the others")
-    run(HERE / "sweep.sh", "--output", output, *(["--runs", args.runs] if args.runs else []), *shared)
+    run(*RECIPE, "sweep", "--output", output, *(["--runs", args.runs] if args.runs else []), *shared)
     logger.info("done: %s", output / "table.md")
 
 
 def run(*command: Any, **options: Any) -> None:
-    """Run one of the scripts. If it fails, exit with its status; its own message states the error."""
+    """Run a program. If it fails, exit with its status; its own message states the error."""
     if status := run_logged(command, **options):
         raise SystemExit(status)
 
@@ -89,7 +89,7 @@ def make_miniature(args: argparse.Namespace, miniature: Path) -> None:
     if not miniature.is_dir():
         logger.info("making a miniature of wmt16_en_de.tar.gz")
         sizes = ["--train", args.train, "--valid", args.test, "--test", args.test]
-        program = [PYTHON, ROOT / "data_prep" / "miniature.py", "wmt16_en_de"]
+        program = [PYTHON, "-m", "data_prep", "miniature", "wmt16_en_de"]
         run(*program, *sizes, "--output", miniature, stdout=sys.stderr)
 
 
@@ -111,7 +111,7 @@ def train_and_kill(folder: Path, options: List[Any], updates: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "first_part.txt"
     with open(log, "wb") as stream:
-        training = start([HERE / "train.sh", *options], stdout=stream, stderr=stream)
+        training = start([*RECIPE, "train", *options], stdout=stream, stderr=stream)
     try:
         while not list((folder / "checkpoints").glob(f"checkpoint_*_{updates}.pt")):
             if training.poll() is not None:

@@ -8,13 +8,13 @@ import warnings
 from importlib import metadata
 from types import SimpleNamespace
 
-import folders
 import pytest
 import torch
 
 from collab_fairseq import doctor
 from collab_fairseq.cli.main import main
 from collab_fairseq.records import environment
+from data_prep import folders
 from tests.common import ROOT, collab, run
 
 

@@ -5,13 +5,13 @@ import json
 import re
 import shutil
 
-import gates
 import pytest
-from page import agreement, page
 
 from collab_fairseq import checkpoints
 from collab_fairseq.heads import ablation, pruning
 from collab_fairseq.records.record import Record
+from recipes.heads import gates
+from recipes.heads.page import agreement, page
 from tests.common import ROOT, run
 from tests.fairseq.conftest import sentence_pairs
 from tests.fairseq.heads_cases import HEADS, load, standard_state

@@ -128,7 +128,7 @@ def test_flags_are_known():
     chosen = ["--arch", "transformer_collab", "--optimizer", "adam", "--lr-scheduler", "inverse_sqrt"]
     options.parse_args_and_arch(training, ["data", *chosen, "--criterion", "label_smoothed_cross_entropy_with_gates"])
     tools = [["fairseq-generate"], ["fairseq-hydra-train"]]
-    tools += [["bash", ROOT / "recipes/multi30k" / s] for s in ("run.sh", "sweep.sh")]
+    tools += [["bash", ROOT / "recipes/multi30k/run.sh", *step] for step in ([], ["sweep"])]
     for command in ("average", "score", "doctor", "reparam", "export", "translate", "heads prune", "bench train"):
         tools.append(["collab", *command.split()])
     helps = [

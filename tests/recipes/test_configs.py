@@ -12,14 +12,14 @@ from fairseq import options
 from fairseq.dataclass.initialize import add_defaults
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import DictConfig, OmegaConf
-from runner import cli, overrides, settings, training
 
 import collab_fairseq.models
 from collab_fairseq.models.arguments import configure, resolve
 from fairseq_modern.errors import UserError
+from recipes.runner import cli, overrides, settings, training
 from tests.common import ROOT, run
 from tests.fairseq.conftest import tiny_data  # noqa: F401  (a fixture)
-from tests.recipes.test_settings import CONFIGS, RECIPES, TOY
+from tests.recipes.test_settings import CONFIGS, RECIPES
 
 
 def runner_commands(recipe, *flags):
@@ -168,9 +168,9 @@ def test_hydra_finds_the_slurm_launcher():
 
 
 def test_references_of_a_yaml_file_are_those_of_the_test_set():
-    script, rehearsal = RECIPES / "wmt14_en_de" / "evaluate.sh", ["--config", "rehearsal"]
+    rehearsal = ["--config", "rehearsal"]
     references = [
-        cli.read_run(script, [*rehearsal, *words])[0].recipe.reference
+        cli.read_run("wmt14_en_de", "evaluate", [*rehearsal, *words])[0].recipe.reference
         for words in ([], ["--valid"], ["--valid", "--reference", "/x"], ["--valid", "recipe.reference=/x"])
     ]
     assert references == ["data/wmt16_en_de.rehearsal/miniature/references.de", None, "/x", "/x"]
@@ -181,9 +181,11 @@ def test_settings_that_follow_from_others(tmp_path):
     (tmp_path / "mine.yaml").write_text(variants)
 
     def value(name, *words):
-        script, argv = TOY / "run.sh", ["--config", str(tmp_path / "mine.yaml"), *words]
-        cfg, args = cli.read_run(script, argv)
-        return OmegaConf.select(cfg, name) if "." in name else getattr(cli.plan_run(script, argv, cfg, args), name)
+        argv = ["--config", str(tmp_path / "mine.yaml"), *words]
+        cfg, args = cli.read_run("toy", "all", argv)
+        if "." in name:
+            return OmegaConf.select(cfg, name)
+        return getattr(cli.plan_run("toy", "all", argv, cfg, args), name)
 
     interval = "checkpoint.save_interval_updates"
     assert (value(interval, "--updates", "750"), value(interval, "--variant", "fine")) == (37, 10)
@@ -196,15 +198,15 @@ def test_settings_that_follow_from_others(tmp_path):
 
 
 def test_rows_of_the_precision_study_have_their_precision_on_all_machines():
-    script, variants = RECIPES / "multi30k" / "run.sh", ("blocks", "blocks_amp")
-    configs = [cli.read_run(script, ["--config", "precision", "--variant", name])[0] for name in variants]
+    variants = ("blocks", "blocks_amp")
+    configs = [cli.read_run("multi30k", "all", ["--config", "precision", "--variant", name])[0] for name in variants]
     assert [cfg.recipe.precision for cfg in configs] == ["fp32", "bf16"]
 
 
 def test_a_command_that_resumes_has_no_settings_for_the_start(tmp_path):
     """With another number of GPUs, fairseq would start from --restore-file again."""
-    script, argv = TOY / "run.sh", ["--device", "cpu", "--output", str(tmp_path), "checkpoint.restore_file=first.pt"]
-    run_of_recipe = cli.plan_run(script, argv, *cli.read_run(script, argv))
+    argv = ["--device", "cpu", "--output", str(tmp_path), "checkpoint.restore_file=first.pt"]
+    run_of_recipe = cli.plan_run("toy", "all", argv, *cli.read_run("toy", "all", argv))
     (stage,) = run_of_recipe.stages()
     start, resumed = (training.command(run_of_recipe, stage, resumes) for resumes in (False, True))
     position = start.index("--restore-file")
@@ -222,7 +224,7 @@ def test_a_file_overrides_its_defaults_as_in_hydra(tmp_path):
 
 def test_a_test_set_can_be_switched_off(tmp_path):
     (tmp_path / "mine.yaml").write_text("recipe: {valid_tests: {valid1: null}}")
-    cfg, _ = cli.read_run(RECIPES / "micro_wmt" / "run.sh", ["--config", str(tmp_path / "mine.yaml"), "--seed", "0"])
+    cfg, _ = cli.read_run("micro_wmt", "all", ["--config", str(tmp_path / "mine.yaml"), "--seed", "0"])
     assert (settings.test_sets(cfg, valid=True), cfg.common.seed) == ({"valid": "tatoeba_valid"}, 0)
 
 
@@ -236,9 +238,9 @@ def test_variants_with_paths_are_one_word_in_a_folder_with_spaces():
 
 def test_other_stages_than_at_the_start_are_rejected(tmp_path, monkeypatch):
     """The checkpoints are no longer those of the end of the stage."""
-    script, argv = TOY / "run.sh", ["--device", "cpu", "--output", str(tmp_path), "--stages", "3", "--average", "1"]
+    argv = ["--device", "cpu", "--output", str(tmp_path), "--stages", "3", "--average", "1"]
     argv += ["lr_scheduler._name=inverse_sqrt", "--updates", "60", "checkpoint.save_interval_updates=10"]
-    run_of_recipe = cli.plan_run(script, argv, *cli.read_run(script, argv))
+    run_of_recipe = cli.plan_run("toy", "all", argv, *cli.read_run("toy", "all", argv))
     latest = SimpleNamespace(updates=50, path="checkpoint_last.pt")
     monkeypatch.setattr(training, "latest_valid_checkpoint", lambda folder: latest)
     (tmp_path / "checkpoints").mkdir()

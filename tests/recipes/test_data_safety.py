@@ -8,14 +8,14 @@ import shutil
 import subprocess
 import zlib
 
-import pieces
 import pytest
-from runner.data import fingerprint
-from runner.evaluation import export
 
 from collab_fairseq import checkpoints
 from collab_fairseq.records.rows import load_run
+from data_prep import pieces
 from fairseq_modern import processor
+from recipes.runner.evaluation import export
+from recipes.runner.folder import fingerprint
 from tests.common import ROOT, collab, rejected, run
 from tests.fairseq.models import same_model
 
@@ -151,9 +151,9 @@ def test_error_about_a_damaged_checkpoint_names_a_command_that_recovers(damage, 
 
 
 def average(output, *words, check=True):
-    """Call average.sh, which recipes/toy lacks. It takes the settings of the run from the folder."""
-    script = ROOT / "recipes" / "wmt14_en_de" / "average.sh"
-    return run("bash", script, "--output", output, "--device", "cpu", *words, check=check)
+    """The step average, which takes the settings of the run from the folder."""
+    command = ["python", "-m", "recipes", "wmt14_en_de", "average", "--output", output, "--device", "cpu"]
+    return run(*command, *words, check=check)
 
 
 def test_larger_average_than_checkpoints_is_rejected_without_a_command_that_removes_them(finished, tmp_path):
@@ -263,9 +263,8 @@ def test_record_keeps_its_references(data, finished, tmp_path):
 
 
 def evaluate(data, output, *words, check=True):
-    script = ROOT / "recipes" / "toy" / "evaluate.sh"  # which recipes/toy lacks
     flags = ["--data", data, "--output", output, "--device", "cpu", "--threads", 1]
-    return run("python", ROOT / "recipes" / "run.py", script, *flags, *words, check=check)
+    return run("python", "-m", "recipes", "toy", "evaluate", *flags, *words, check=check)
 
 
 def test_evaluation_keeps_the_training_and_data_of_the_run(data, finished, tmp_path):

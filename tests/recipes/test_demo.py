@@ -100,6 +100,6 @@ def test_error_names_the_failed_model(finished, tmp_path):
     done = demo(folder, check=False, threads=1)
     assert done.returncode == 1
     assert "started, see" not in done.stderr  # with one thread, one run at a time
-    assert f"recipes/toy/sweep.sh: error: not finished: {MODELS[1]}" in done.stderr
+    assert f"recipes/toy/run.sh: error: not finished: {MODELS[1]}" in done.stderr
     assert "recipes/demo/run.sh: error: not all models are finished" in done.stderr
     assert "| heads" not in done.stdout

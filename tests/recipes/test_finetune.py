@@ -5,8 +5,8 @@ from argparse import Namespace
 import pytest
 import torch
 from fairseq import models, options
-from runner.finetune import model_flags
 
+from recipes.runner.finetune import model_flags
 from tests.fairseq.models import SMALL, Task, arguments, batch
 
 

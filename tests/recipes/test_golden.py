@@ -5,7 +5,7 @@ settings of decoding, and the commands of data preparation. golden/digests.txt h
 and of the identity of every run and every variant on several machines. To renew both files after an intended change,
 and review it:
 
-    PYTHONPATH=.:data_prep:recipes python -m tests.recipes.test_golden && git diff tests/recipes/golden
+    python -m tests.recipes.test_golden && git diff tests/recipes/golden
 """
 
 import contextlib
@@ -22,15 +22,14 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Sequence, Tuple
 from unittest import mock
 
-import data_set
-import prepare
 import pytest
 import torch
-from runner import cli, settings
-from runner.settings import DECODING_SECTIONS, USER_DIR, flags
 
 from collab_fairseq.cli.main import guarded
+from data_prep import data_set, prepare
 from fairseq_modern import processor
+from recipes.runner import cli, settings
+from recipes.runner.settings import DECODING_SECTIONS, USER_DIR, flags
 from tests import warm
 from tests.common import ROOT, run
 
@@ -70,14 +69,14 @@ def without_paths(text: str) -> str:
 
 
 def settings_of(recipe: str, words: Sequence[str]):
-    return cli.read_run(RECIPES / recipe / "run.sh", list(words))[0]
+    return cli.read_run(recipe, "all", list(words))[0]
 
 
 def commands(recipe: str, words: Sequence[str]) -> List[str]:
     """The training commands that a recipe prints with --dry-run, one per stage."""
-    script, argv = RECIPES / recipe / "run.sh", [*words, "--threads", "8", "--dry-run"]
+    argv = [*words, "--threads", "8", "--dry-run"]
     with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(io.StringIO()) as errors:
-        status = guarded(recipe, lambda: cli.main(script, argv))
+        status = guarded(recipe, lambda: cli.main(recipe, argv))
     assert status == 0, errors.getvalue()
     return without_paths(printed.getvalue()).splitlines()
 
@@ -202,7 +201,7 @@ def from_bash() -> str:
     for script, words in (
         ("own/run.sh", own),
         ("toy/run.sh", ["--heads", "none", "--key-dim", "16", "--output", "/run", "--data", "/data"]),
-        ("toy/sweep.sh", ["--seeds", "1,2", "--output", "/runs", "--average", "3", "optimization.clip_norm=1"]),
+        ("toy/run.sh", ["sweep", "--seeds", "1,2", "--output", "/runs", "--average", "3", "optimization.clip_norm=1"]),
     ):
         words += ["--device", "cpu", "--precision", "fp32", "--threads", "3", "--dry-run"]
         printed = run("bash", RECIPES / script, *words, env=ENVIRONMENT).stdout

@@ -9,6 +9,8 @@ import torch
 from recipes.lookup import lookup
 from tests.common import ROOT
 
+SCRIPT = ROOT / "recipes" / "lookup" / "lookup.py"
+
 
 def hand_set_heads(task, heads):
     """The bit that each key dimension copies, and mixing (H, D̃k), which selects the bits of each head's pair."""

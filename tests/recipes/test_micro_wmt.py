@@ -55,7 +55,7 @@ def sources(tmp_path):
 def make(folder, check=True):
     sources = ["--tatoeba", folder / "deu-eng.zip", "--testsets", folder / "checkout", "--output", folder / "corpus"]
     checksums = ["--checksums", folder / "sums.tsv", "--held-out", folder / "held_out.tsv"]
-    return run("python", ROOT / "data_prep" / "micro_wmt_corpus.py", *sources, *checksums, check=check)
+    return run("python", "-m", "data_prep", "micro_wmt_corpus", *sources, *checksums, check=check)
 
 
 def test_lines_of_test_sets_end_at_newlines_only(tmp_path):

@@ -10,15 +10,13 @@ import subprocess
 from pathlib import Path
 from unittest import mock
 
-import data_set
-import folders
-import prepare as data_prepare
 import pytest
-import toy
 
 from collab_fairseq.records.rows import load_run
 from collab_fairseq.scoring.sufficient_statistics import load
 from collab_fairseq.translation import load_model, loss
+from data_prep import data_set, folders, toy
+from data_prep import prepare as data_prepare
 from tests.common import ROOT, content, rejected, run
 
 PREPARE = ROOT / "data_prep" / "multi30k.sh"

@@ -4,14 +4,12 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from folders import write_checksums
-from runner import cli, training
-from runner.nodes import joined
 
+from data_prep.folders import write_checksums
 from fairseq_modern.errors import UserError
-from tests.common import ROOT, free_port
-
-TOY = ROOT / "recipes" / "toy" / "run.sh"
+from recipes.runner import cli, training
+from recipes.runner.nodes import joined
+from tests.common import free_port
 
 
 @pytest.fixture
@@ -34,7 +32,7 @@ def start(tmp_path):
         runs = []
         for rank, (data, *words) in enumerate(nodes):
             argv = [*master, "--node-rank", str(rank), "--data", str(data), "--output", str(tmp_path / "run"), *words]
-            runs.append(cli.plan_run(TOY, argv, *cli.read_run(TOY, argv)))
+            runs.append(cli.plan_run("toy", "train", argv, *cli.read_run("toy", "train", argv)))
 
         def node(run):
             try:

@@ -9,11 +9,11 @@ import sys
 import threading
 
 import pytest
-from runner import launch
-from runner.machine import Machine
-from runner.nodes import joined
 
 from fairseq_modern.errors import UserError
+from recipes.runner import launch
+from recipes.runner.machine import Machine
+from recipes.runner.nodes import joined
 from tests.common import free_port
 
 

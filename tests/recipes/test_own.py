@@ -1,12 +1,11 @@
 """Training on your own text: a small corpus and few updates end in a model; unusable text is rejected."""
 
-import importlib.util
+import importlib
 import sys
 
-import own
 import pytest
-import toy
 
+from data_prep import own, toy
 from tests.common import ROOT, content, rejected, run
 from tests.recipes.test_settings import TOY, assert_accepted, assert_rejected, call  # noqa: F401  (call: a fixture)
 
@@ -99,9 +98,7 @@ def test_rejects_corpora_without_enough_pairs_within_the_length_limits(tmp_path,
     ("rank", "steps"), [("0", ["train", "export", "summarise", "print_example"]), ("1", ["train"])]
 )
 def test_only_the_first_node_exports_the_model(rank, steps, tmp_path, monkeypatch):
-    spec = importlib.util.spec_from_file_location("own_recipe", ROOT / "recipes" / "own" / "run.py")
-    recipe = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(recipe)
+    recipe = importlib.import_module("recipes.own.run")
     done = []
     monkeypatch.setattr(recipe.cli, "main", lambda *_: done.append("train"))
     monkeypatch.setattr(recipe.prepare, "prepare", lambda *_: (tmp_path / "out").mkdir())
@@ -155,5 +152,5 @@ def test_rejects_a_target_language_whose_tokeniser_is_missing(call, monkeypatch,
     """Before any work, and only if translations are scored."""
     monkeypatch.setitem(sys.modules, "MeCab", None)  # as if sacrebleu[ja] were not installed
     words = ["task.target_lang=ja", "--output", tmp_path / "run", "--device", "cpu", "--dry-run"]
-    assert_rejected(call(TOY / "run.sh", *words), "sacreBLEU cannot tokenise ja: Japanese", status=1)
-    assert_accepted(call(TOY / "train.sh", *words))
+    assert_rejected(call("toy", *words), "sacreBLEU cannot tokenise ja: Japanese", status=1)
+    assert_accepted(call("toy", "train", *words))

@@ -11,15 +11,15 @@ from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
-from runner import evaluation, machine, sweep
-from runner.data import verify
-from runner.folder import check_files, keep_settings, kept_settings, locked
-from runner.launch import gpu_shares, run_logged
-from runner.machine import Gpus, Machine
 
 from collab_fairseq.records.training import read_usage
 from fairseq_modern import files, processor
 from fairseq_modern.errors import UserError
+from recipes.runner import evaluation, machine, sweep
+from recipes.runner.data import verify
+from recipes.runner.folder import check_files, keep_settings, kept_settings, locked
+from recipes.runner.launch import gpu_shares, run_logged
+from recipes.runner.machine import Gpus, Machine
 from tests.common import ROOT
 from tests.fairseq import forked
 
@@ -149,7 +149,7 @@ def test_one_run_at_a_time_uses_a_folder(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs PR_SET_PDEATHSIG of Linux")
 def test_children_die_with_a_killed_runner():
-    program = "import time; from runner.launch import start; print(start(['sleep', '100']).pid, flush=True)"
+    program = "import time; from recipes.runner.launch import start; print(start(['sleep', '100']).pid, flush=True)"
     with python(f"{program}; time.sleep(100)") as runner:
         child = int(runner.stdout.readline())
         os.kill(child, 0)  # control: it exists
@@ -177,7 +177,7 @@ def test_seconds_of_a_part_that_was_killed_with_the_runner(previous, tmp_path, m
     usage.write_bytes(previous)
     child = "import time\nbegin = time.monotonic(); print(begin, flush=True)\n"
     child += "while True: print(time.monotonic() - begin, flush=True); time.sleep(0.01)"
-    program = "import sys; from pathlib import Path; from runner.launch import run_logged\n"
+    program = "import sys; from pathlib import Path; from recipes.runner.launch import run_logged\n"
     program += f"run_logged([sys.executable, '-c', {child!r}], *map(Path, {[str(tmp_path / 'log'), str(usage)]!r}))"
     with python(program) as runner:
         forked.wait_for(lambda: read_usage(usage)[-1].get("train_seconds", 0) > 1, runner)
@@ -254,7 +254,7 @@ def test_only_files_of_the_run_must_be_files(name, tmp_path):
 @pytest.mark.parametrize(("ending", "status"), [("raise SystemExit(3)", 3), ("import time; time.sleep(100)", 75)])
 def test_signals_are_forwarded_and_the_log_is_complete(ending, status, tmp_path):
     child = f"print('begun', flush=True); {ending}"
-    program = "from pathlib import Path; from runner.launch import run_logged; import sys\n"
+    program = "from pathlib import Path; from recipes.runner.launch import run_logged; import sys\n"
     program += f"sys.exit(run_logged([sys.executable, '-c', {child!r}], Path({str(tmp_path / 'log')!r})))"
     process = python(program)
     assert process.stdout.readline() == "begun\n"
@@ -285,7 +285,7 @@ def test_stopped_sweep_waits_until_its_runs_have_saved(tmp_path):
     child += "print('begun', flush=True); time.sleep(100)"
     saved = [tmp_path / "a" / "saved", tmp_path / "b" / "saved"]
     runs = {file.parent.name: [sys.executable, "-c", child.format(str(file))] for file in saved}
-    program = "from pathlib import Path; from runner.sweep import make\n"
+    program = "from pathlib import Path; from recipes.runner.sweep import make\n"
     process = python(f"{program}make({runs!r}, Path({str(tmp_path)!r}), jobs=2, gpus=0)")
     begun = [file.with_name("messages.txt") for file in saved]
     forked.wait_for(lambda: all(file.exists() and file.read_text() == "begun\n" for file in begun), process)

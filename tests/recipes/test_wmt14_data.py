@@ -10,14 +10,12 @@ import tarfile
 import threading
 from pathlib import Path
 
-import archives
 import pytest
 import sentencepiece
-import toy
-import unpack
 from fairseq.data import Dictionary, data_utils
 from sacrebleu.dataset import DATASETS
 
+from data_prep import archives, toy, unpack
 from tests.common import ROOT, content, rejected, run
 
 PREP = ROOT / "data_prep"
@@ -25,7 +23,7 @@ ARCHIVE = "wmt16_en_de.tar.gz"
 
 
 def miniature(name, folder):
-    run("python", PREP / "miniature.py", name, "--output", folder, "--train", 200, "--valid", 12, "--test", 20)
+    run("python", "-m", "data_prep", "miniature", name, "--output", folder, "--train", 200, "--valid", 12, "--test", 20)
     return folder
 
 

@@ -9,11 +9,11 @@ import subprocess
 import sys
 
 import pytest
-from runner import evaluation
 
 from collab_fairseq import checkpoints
 from collab_fairseq.records.rows import load_run
 from fairseq_modern.errors import UserError
+from recipes.runner import evaluation
 from tests.common import ROOT, rejected, run
 from tests.fairseq import forked
 
@@ -42,13 +42,13 @@ def rehearsed(tmp_path_factory):
     """Folder and output of a rehearsal with two models and ten updates each."""
     folder = tmp_path_factory.mktemp("rehearsal") / "run"
     small = ["--updates", 10, "--train", 320, "--test", 10, "--runs", "none:64 encoder_cross_decoder:16"]
-    return folder, run("bash", WMT14 / "rehearse.sh", "--output", folder, *small, timeout=900, fresh=True)
+    return folder, run("bash", WMT14 / "run.sh", "rehearse", "--output", folder, *small, timeout=900, fresh=True)
 
 
 def test_rehearsal_rejects_other_sizes_of_its_corpus(tmp_path):
     (tmp_path / "settings.yaml").write_text("--train: 320\n--test: 10\n")
     sizes = ["--train", 640, "--test", 10]
-    done = run("bash", WMT14 / "rehearse.sh", "--output", tmp_path, *sizes, check=False)
+    done = run("bash", WMT14 / "run.sh", "rehearse", "--output", tmp_path, *sizes, check=False)
     rejected(done, "--train 320 (requested: 640)")
     assert [path.name for path in tmp_path.iterdir()] == ["settings.yaml"]
 
@@ -181,12 +181,8 @@ def test_only_the_signal_before_the_time_limit_requeues_a_job(slurm, number, req
     script = recipe / "run.sh"
     script.write_text("#!/bin/bash\ntrap 'exit 75' TERM\ntouch started\nwhile true; do sleep 0.02; done\n")
     script.chmod(0o755)
-    job = {
-        **os.environ,
-        "SLURM_JOB_NUM_NODES": "1",
-        "SLURM_SUBMIT_DIR": str(tmp_path),
-        "BASH_ENV": str(tmp_path / "delay"),
-    }
+    job = {**os.environ, "SLURM_JOB_NUM_NODES": "1", "SLURM_SUBMIT_DIR": str(tmp_path)}
+    job["BASH_ENV"] = str(tmp_path / "delay")
     command = ["bash", str(RECIPES / "slurm" / "run.sbatch"), "waiting"]
     process = subprocess.Popen(command, env=job, cwd=tmp_path)
     forked.wait_for((tmp_path / "started").exists, process)
@@ -205,7 +201,7 @@ def test_signals_to_a_node_become_one_sigterm_to_torchrun(stop, tmp_path):
     torchrun, waiting = tmp_path / "torchrun", "while true; do sleep 0.02; done"
     torchrun.write_text(f"#!/bin/bash\ntrap 'echo saved; exit 75' TERM\n({waiting}) & touch started\n{waiting}\n")
     torchrun.chmod(0o755)
-    program = f"from runner.launch import run_logged; run_logged([{str(torchrun)!r}])"
+    program = f"from recipes.runner.launch import run_logged; run_logged([{str(torchrun)!r}])"
     options = {"env": {**os.environ, "PYTHONPATH": f"{ROOT}:{RECIPES}"}, "stdout": subprocess.PIPE, "text": True}
     node = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, start_new_session=True, **options)
     forked.wait_for((tmp_path / "started").exists, node)
@@ -226,12 +222,12 @@ def test_job_must_be_submitted_from_the_repository(tmp_path):
 
 def test_commands_of_the_cluster_page_work():
     page = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
-    commands = re.findall(r"(recipes/wmt14_en_de/\w+\.sh) ([^`\n]*)", page)
+    commands = re.findall(r"recipes/wmt14_en_de/run\.sh ([^`\n]*)", page)
     assert len(commands) == 3
-    for script, rest in commands:
-        flags = [*shlex.split(rest), *([] if "sweep" in script else ["--device", "cuda"]), "--dry-run"]
-        done = run("bash", ROOT / script, *flags, env={"RECIPE_CONFIG": ""})
-        assert done.stdout.count("recipes/slurm/run.sbatch" if "sweep" in script else "--max-update 200 ") in (1, 24)
+    for words in map(shlex.split, commands):
+        flags = [*words, *([] if "sweep" in words else ["--device", "cuda"]), "--dry-run"]
+        done = run("bash", WMT14 / "run.sh", *flags, env={"RECIPE_CONFIG": ""})
+        assert done.stdout.count("recipes/slurm/run.sbatch" if "sweep" in words else "--max-update 200 ") in (1, 24)
 
 
 def test_the_eight_runs_of_the_paper_can_be_submitted(tmp_path):
@@ -239,7 +235,7 @@ def test_the_eight_runs_of_the_paper_can_be_submitted(tmp_path):
     submit.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/submitted\n')
     submit.chmod(0o755)
     flags = ["--submit", f"{submit} --partition gpu", "--seeds", "1,2", "--output", tmp_path / "runs"]
-    run("bash", WMT14 / "sweep.sh", *flags, env={"RECIPE_CONFIG": ""})
+    run("bash", WMT14 / "run.sh", "sweep", *flags, env={"RECIPE_CONFIG": ""})
     expected = [
         f"--partition gpu {RECIPES}/slurm/run.sbatch wmt14_en_de --heads {heads} --key-dim {key_dim} --seed {seed}"
         f" --output {tmp_path}/runs/{heads}-dk{key_dim}-s{seed}-u300000 "
@@ -253,7 +249,7 @@ def test_the_eight_runs_of_the_paper_can_be_submitted(tmp_path):
 
 def test_nodes_need_an_address(tmp_path):
     flags = ["--config", WMT14 / "rehearsal.yaml", "--output", tmp_path / "run", "--nodes", 2, "--gpus", 1, "--dry-run"]
-    done = run("bash", WMT14 / "train.sh", *flags, check=False)
+    done = run("bash", WMT14 / "run.sh", "train", *flags, check=False)
     assert "--nodes 2 needs --master HOST:PORT" in done.stderr
-    command = run("bash", WMT14 / "train.sh", *flags, "--master", "first:1234", "--node-rank", 1).stdout
+    command = run("bash", WMT14 / "run.sh", "train", *flags, "--master", "first:1234", "--node-rank", 1).stdout
     assert "--nproc_per_node 1 --nnodes 2 --master_addr first --master_port 1234 --node_rank 1" in command

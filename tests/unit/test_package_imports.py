@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import re
 from pathlib import Path
 from typing import Dict, Iterator, Set
 
@@ -28,6 +29,14 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "export": {"modules", "training", "models", "records", "translation"},
     "bench": {"modules", "training", "search", "models", "records"},
     "__init__": {"translation", "export"},
+}
+
+#: packages of the repository → those that they may import
+PACKAGES = {
+    "fairseq_modern": set(),
+    "collab_fairseq": {"fairseq_modern"},
+    "data_prep": {"collab_fairseq.cli.main", "collab_fairseq.cli.options", "fairseq_modern"},
+    "recipes": {"collab_fairseq", "data_prep", "fairseq_modern"},
 }
 
 #: imports of the layers besides torch
@@ -71,7 +80,7 @@ def test_allowed_imports_have_no_cycles():
 
 
 def test_modules_have_no_import_cycles():
-    paths = [*files("collab_fairseq"), *files("fairseq_modern")]
+    paths = [path for package in PACKAGES for path in files(package)]
     modules = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
     graph = {}
     for module, path in modules.items():
@@ -79,6 +88,16 @@ def test_modules_have_no_import_cycles():
         # a module may import from its own package
         graph[module] = {other for other in imported & set(modules) if not f"{module}.".startswith(f"{other}.")}
     assert len(list(graphlib.TopologicalSorter(graph).static_order())) == len(paths) > 100
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_packages_of_the_repository(package):
+    allowed = {package, *PACKAGES[package]}
+    for path in files(package):
+        names = [name for name in imports_of(path) if name.partition(".")[0] in PACKAGES]
+        others = [name for name in names if not any(f"{name}.".startswith(f"{prefix}.") for prefix in allowed)]
+        assert others == [], path
+        assert not re.search(r"sys\.path\.(insert|append)", path.read_text(encoding="utf-8")), path
 
 
 @pytest.mark.parametrize("path", files("collab_fairseq"), ids=lambda p: str(p.relative_to(ROOT)))

@@ -1,10 +1,9 @@
 """SentencePiece models, held-out pairs and length limits of prepared corpora."""
 
-import pieces
-import prepare
 import pytest
 import sentencepiece
 
+from data_prep import pieces, prepare
 from fairseq_modern.errors import UserError
 
 LANGUAGES = ("de", "en")

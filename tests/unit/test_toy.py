@@ -4,10 +4,9 @@ import argparse
 import re
 import sys
 
-import miniature
 import pytest
-import toy
 
+from data_prep import miniature, toy
 from tests.common import content
 
 

@@ -1,0 +1,71 @@
+"""Run a recipe: python -m recipes NAME [STEP] [OPTIONS] [SECTION.NAME=VALUE ...]
+
+or, from any folder, recipes/NAME/run.sh [STEP] [OPTIONS] ... `NAME --help` describes a recipe. The STEP of a training
+recipe is train, average, evaluate, sweep (several runs and their table), or by default: train, average and evaluate.
+"""
+
+import ast
+import importlib
+import re
+import sys
+from pathlib import Path
+from typing import List, Optional
+
+from data_prep import interpreter
+
+HERE = Path(__file__).resolve().parent
+
+
+def program_of(folder: Path, argv: List[str]) -> Optional[str]:
+    """The program of a step (wmt14_en_de/rehearse.py) or a recipe, as a module; None: the runner does it."""
+    for name in (*argv[:1], "run", folder.name):
+        if name.isidentifier() and (folder / f"{name}.py").is_file():
+            return name
+    return None
+
+
+def recipes() -> List[str]:
+    """The names of all recipes."""
+    return sorted(
+        path.name for path in HERE.iterdir() if program_of(path, []) or (path / f"{path.name}.yaml").is_file()
+    )
+
+
+def about(name: str) -> str:
+    """One line about a recipe, without importing anything."""
+    program = program_of(HERE / name, [])
+    if program:
+        docstring = ast.get_docstring(ast.parse((HERE / name / f"{program}.py").read_text(encoding="utf-8"))) or ""
+        return docstring.partition("\n\n")[0].replace("\n", " ")
+    text = (HERE / name / f"{name}.yaml").read_text(encoding="utf-8")
+    return (re.findall(r"^  about: (.*)$", text, re.MULTILINE) or [""])[0]
+
+
+def main() -> int:
+    """Call the program or the runner, with the options in `sys.argv`."""
+    argv = interpreter.select("recipes", sys.argv[1:])
+    names = recipes()
+    if not argv or argv[0] in ("-h", "--help"):
+        width = max(map(len, names))
+        lines = "\n".join(f"  {name:<{width}}  {about(name)}" for name in names)
+        sys.stdout.write(f"{__doc__}\nNAME:\n{lines}\n")
+        return 0
+    name, argv = argv[0], argv[1:]
+    if name not in names:
+        sys.stderr.write(f"recipes: error: NAME must be one of {', '.join(names)}; got '{name}'\n")
+        return 2
+    from collab_fairseq.cli.main import guarded
+
+    title, program = f"recipes/{name}/run.sh", program_of(HERE / name, argv)
+    if not program:
+        from recipes.runner import cli
+
+        return guarded(title, lambda: cli.main(name, argv))
+    if argv[:1] == [program]:
+        title, argv = f"{title} {program}", argv[1:]
+    sys.argv = [title, *argv]
+    return guarded(title, importlib.import_module(f"recipes.{name}.{program}").main)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Loss against key dimension: `python -m recipes curve`."""

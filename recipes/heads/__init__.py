@@ -1,0 +1,1 @@
+"""Head analyses of a trained model: `python -m recipes heads`."""

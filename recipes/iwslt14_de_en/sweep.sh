@@ -1,4 +1,0 @@
-#!/usr/bin/env bash
-# IWSLT14 German-English with SentencePiece. Standard and collaborative heads at several key dimensions. See --help.
-# shellcheck source=recipes/runner/start.sh
-. "$(dirname "${BASH_SOURCE[0]}")/../runner/start.sh"

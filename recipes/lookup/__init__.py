@@ -1,0 +1,1 @@
+"""A synthetic task for heads with shared attributes: `python -m recipes lookup`."""

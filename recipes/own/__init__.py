@@ -1,0 +1,1 @@
+"""Training on your own text: `python -m recipes own`."""

@@ -1,0 +1,1 @@
+"""Conversion study of a trained model: `python -m recipes reparam`."""

@@ -1,0 +1,1 @@
+"""WMT14 English-German: `python -m recipes wmt14_en_de`."""
