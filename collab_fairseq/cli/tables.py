@@ -18,12 +18,14 @@ import argparse
 import functools
 import glob
 import importlib
+import importlib.util
 import logging
 import os
 import shlex
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import List
+from typing import Any, List
 
 from collab_fairseq.records import pages
 from collab_fairseq.records.files import write_text
@@ -72,13 +74,23 @@ def markdown(command: str, folder: str) -> str:
         raise UserError(
             f"the command must be collab table, or python -m MODULE in {' or '.join(STUDIES)}; got {command}"
         )
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` does
-    study = importlib.import_module(name)
+    study = _module(name)
     if not hasattr(study, "markdown"):
         raise UserError(f"{name} must have a function markdown(arguments, folder)")
     text: str = study.markdown(arguments[2:], folder)
     return text
+
+
+def _module(name: str) -> Any:
+    """A module of the repository in the current folder, as `python -m` finds it."""
+    package = name.partition(".")[0]
+    if package not in sys.modules:
+        spec = PathFinder.find_spec(package, [os.getcwd(), *sys.path])
+        if spec is None or spec.loader is None:
+            raise UserError(f"the current folder must have the package {package}; got {os.getcwd()}")
+        sys.modules[package] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[package])
+    return importlib.import_module(name)
 
 
 def words(command: str) -> List[str]:
