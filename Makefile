@@ -74,6 +74,7 @@ figures:
 	$(STUDY).curve.convergence figure $(RUNS)/curve-*-u5500.json $(RUNS)/curve_check-*-u2000.json $(AT_32) \
 	    --figure results/convergence.svg
 	$(STUDY).heads.figures $(foreach what,redundancy importance ablate prune prune-raw roles,results/heads/*.$(what).json)
+	$(STUDY).heads.figures --pdf $(wildcard results/glue/*.*.json)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache
