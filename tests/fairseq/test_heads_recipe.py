@@ -94,7 +94,8 @@ def test_figures_show_names_scores_and_common_axes(tmp_path):
         for analysis in ("ablate", "prune", "prune-raw"):
             shutil.copy(RECORDS / f"{name}.{analysis}.json", tmp_path)
     figures = ROOT / "recipes" / "heads" / "figures.py"
-    run("python", figures, *sorted(tmp_path.glob("*.json")))
+    run("python", figures, "--pdf", *sorted(tmp_path.glob("*.json")))
+    assert len(list(tmp_path.glob("*.pdf"))) == len(list(tmp_path.glob("*.svg"))) == 6
     text = (tmp_path / "convergence-collaborative-32.ablate.svg").read_text()
     assert "<title>Ablation of single heads, convergence-collaborative-32</title>" in text
     assert "on test_2016_flickr; above 0: better than with all heads. Framed: p &lt; 0.05" in text
