@@ -1,6 +1,7 @@
 """Heat maps of one number per head, and names that all figures of heads share."""
 
 import os
+import textwrap
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy
@@ -65,12 +66,13 @@ def draw_grids(columns: Sequence[Column], path: PathLike, title: str, descriptio
                 if site not in column_maps:
                     axis.set_visible(False)
                     continue
-                width = 6.0 / len(columns) / len(column_maps[site][0])
+                width = (figure.get_figwidth() - 1.0) / len(columns) / len(column_maps[site][0])
                 _heat_map(axis, column_maps[site], column, site, with_numbers=width >= WIDTH_WITH_NUMBER)
                 drawn.append(axis)
             drawn[-1].set_xlabel("head")
             image = drawn[0].images[0]
-            figure.colorbar(image, ax=axes[:, number], location="bottom", label=column.label, aspect=40)
+            label = textwrap.fill(column.label, int(12 * figure.get_figwidth() / len(columns)))
+            figure.colorbar(image, ax=axes[:, number], location="bottom", label=label, aspect=40)
         for axis in axes[:, 0]:
             axis.set_ylabel("layer")
 

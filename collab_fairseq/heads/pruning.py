@@ -15,7 +15,7 @@ from collab_fairseq.modules.heads import LETTERS, Heads, describe, parse_heads
 from collab_fairseq.modules.settings import SITES
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.records import pages
-from collab_fairseq.records.drawing import COLOURS, drawing, look, other_look, rows_of
+from collab_fairseq.records.drawing import COLOURS, drawing, legend_columns, look, other_look, rows_of
 from collab_fairseq.records.record import Record
 from collab_fairseq.translation import TrainedModel, loss
 
@@ -172,7 +172,8 @@ def draw(record: Mapping[str, Any], path: PathLike, model: str, compared: Sequen
             axis.set_title(loss if split is None else f"{name_of_score}, {names.get(split, split)}")
             axis.set_xlabel("heads pruned (%)")
         handles = axes[0].get_legend_handles_labels()
-        figure.legend(*handles, loc="outside upper center", ncols=min(len(labels), LEGEND_COLUMNS))
+        columns = legend_columns(figure, min(len(labels), LEGEND_COLUMNS))
+        figure.legend(*handles, loc="outside upper center", ncols=columns)
 
 
 def _score(comparison: Mapping[str, Any]) -> float:

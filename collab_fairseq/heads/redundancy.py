@@ -30,7 +30,7 @@ from collab_fairseq.modules.heads import in_model_order, short_name
 from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import checkpoint_layers
 from collab_fairseq.records import pages
-from collab_fairseq.records.drawing import COLOURS, LAYERS, drawing
+from collab_fairseq.records.drawing import COLOURS, LAYERS, drawing, legend_columns
 
 from .figures import SITE_TITLES
 
@@ -221,15 +221,15 @@ def draw(layers: Layers, path: PathLike, model: str, compared: Sequence[Layers] 
                 random = layers[layer_ids[0]].get("random_captured")
                 if random:
                     _draw_layer(axis, random[matrix], COLOURS["reference"], "random weights", linestyle="--")
-                axis.set_title(f"{column_title}, {SITE_TITLES[site]}")
-            row[0].set_ylabel("captured energy")
+                axis.set_title(column_title if site == next(iter(groups)) else "")
+            row[0].set_ylabel(SITE_TITLES[site])
         axes[0][0].set_xscale("log", base=2)
         axes[0][0].set(xlim=(1, largest), ylim=(0, 1.03))
         axes[0][0].xaxis.set_major_formatter("{x:g}")
-        for axis in axes[-1]:
-            axis.set_xlabel("number of singular values")
+        figure.supxlabel("number of singular values", fontsize="medium")
+        figure.supylabel("captured energy", fontsize="medium")
         handles, labels = axes[list(groups).index(deepest)][0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=min(7, len(labels)))
+        figure.legend(handles, labels, loc="outside upper center", ncols=legend_columns(figure, min(7, len(labels))))
 
 
 def _draw_layer(axis: Any, energy: Mapping[str, Any], colour: Any, label: str, **style: Any) -> None:

@@ -158,6 +158,11 @@ def rows_of(path: PathLike, panels: int) -> int:
     return panels if isinstance(path, FigureFile) and path.width < NARROW else 1
 
 
+def legend_columns(figure: Any, number: int) -> int:
+    """Columns of a legend above the panels: ``number`` at the usual width, fewer in a narrow figure."""
+    return min(number, 2) if figure.get_figwidth() < NARROW else number
+
+
 @contextlib.contextmanager
 def drawing(path: PathLike, height: float, title: str, description: str) -> Iterator[Any]:
     """A matplotlib Figure to draw on; its file, and that of its caption, are written atomically.
@@ -191,6 +196,7 @@ def drawing(path: PathLike, height: float, title: str, description: str) -> Iter
             ".png": {"Title": title, "Description": description, "Software": None},
             ".pdf": {"Title": title, "Subject": description, "CreationDate": None, "Creator": None, "Producer": None},
         }
+        logging.getLogger("fontTools").setLevel(logging.WARNING)
         buffer = io.BytesIO()
         figure.savefig(buffer, format=suffix[1:], metadata=metadata[suffix])
     content = buffer.getvalue()

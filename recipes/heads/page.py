@@ -48,6 +48,7 @@ def page(folder: Path, name: str) -> str:
             sections.append(agreement(ranks, record["parts"]))
         if (folder / f"{name}.{step}.svg").exists():
             sections.append(f"![{title}]({name}.{step}.svg)")
+            sections.append((folder / f"{name}.{step}.txt").read_text(encoding="utf-8").strip())
         commit = (record["commit"]["id"] or "unknown")[:8]
         sections.append(f"[record]({file}), {record['hardware']['device']}, commit {commit}")
     return "\n\n".join(sections) + "\n"
