@@ -24,7 +24,6 @@ AFTER = {
     "fairseq.checkpoint_utils": (
         "loading.patch",
         "saving.patch",
-        "error_messages.patch",
         "wrappers.patch_checkpoint_utils",
     ),
     "fairseq.data.codedataset": ("loading.patch",),
@@ -39,7 +38,6 @@ AFTER = {
     "fairseq.dataclass.utils": ("quiet.patch_hydra",),
     "fairseq.distributed.utils": ("distributed.patch", "wrappers.patch_distributed"),
     "fairseq.file_chunker_utils": ("line_ends.patch",),
-    "fairseq.models": ("error_messages.patch",),
     "fairseq.models.distributed_fairseq_model": ("distributed.patch_data_parallel",),
     "fairseq.models.fairseq_model": ("amp.patch_inference",),
     "fairseq.models.masked_lm": ("uninitialized_buffers.patch",),
@@ -57,34 +55,22 @@ AFTER = {
     "fairseq.optim.amp_optimizer": ("amp.patch",),
     "fairseq.optim.fp16_optimizer": ("amp.patch_half",),
     "fairseq.options": ("options.patch",),
-    "fairseq.tasks": ("error_messages.patch",),
     "fairseq.tasks.fairseq_task": ("amp.patch_task", "plugins.patch_task"),
-    "fairseq.tasks.translation": ("error_messages.patch",),
     "fairseq.tasks.translation_from_pretrained_bart": ("bart_task.patch",),
     "fairseq.trainer": ("fault_tolerance.stopping.patch_trainer", "wrappers.patch_trainer"),
-    "fairseq.utils": ("wrappers.patch_utils",),
-    "fairseq_cli.generate": ("error_messages.patch",),
+    "fairseq.utils": ("options.patch_user_dir",),
     "fairseq_cli.hydra_train": ("hydra_train.patch", "wrappers.patch_hydra_train"),
-    "fairseq_cli.interactive": ("line_ends.patch_interactive", "error_messages.patch"),
+    "fairseq_cli.interactive": ("line_ends.patch_interactive",),
     "fairseq_cli.preprocess": ("line_ends.patch_preprocess",),
     "fairseq_cli.score": ("line_ends.patch",),
     "fairseq_cli.train": ("wrappers.patch_train",),
-    "fairseq_cli.validate": ("error_messages.patch",),
 }
 AFTER_EVERY_MODULE = ("expressions.patch",)
 
-# Patches without a function in these tables: `wrappers` calls them.
-IN_WRAPPERS = {"cpu_training", "early_validation", "first_error", "optional_packages", "store_ema"}
-IN_WRAPPERS |= {
-    "unpatched_checkpoints",
-    "command",
-    "epoch_end",
-    "meters",
-    "out_of_memory",
-    "patience",
-    "resuming",
-    "workers",
-}
+# Patches without a function in these tables: `wrappers` and `errors` call them.
+OTHERS = {"cpu_training", "early_validation", "error_messages", "first_error", "optional_packages", "store_ema"}
+OTHERS |= {"unpatched_checkpoints", "command", "epoch_end", "meters", "out_of_memory", "patience", "resuming"}
+OTHERS |= {"workers"}
 
 _warned: set[str] = set()
 
@@ -103,7 +89,7 @@ def skipped():
     skip = {name.strip() for name in os.environ.get("FAIRSEQ_MODERN_SKIP", "").split(",")} - {""}
     if skip:
         functions = {name for table in (BEFORE, AFTER) for names in table.values() for name in names}
-        patches = {name.split(".")[-2] for name in functions.union(AFTER_EVERY_MODULE)} | IN_WRAPPERS
+        patches = {name.split(".")[-2] for name in functions.union(AFTER_EVERY_MODULE)} | OTHERS
         unknown, known = ", ".join(sorted(skip - patches)), ", ".join(sorted(patches))
         if unknown:
             warn("skip", f"has no patch {unknown}, which FAIRSEQ_MODERN_SKIP names; its patches are {known}")

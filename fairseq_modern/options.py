@@ -5,21 +5,17 @@
   latter.
 - `--help` with `--arch` does not list the flags of that model. Check: the command has both.
 - `fairseq-validate` requires `--task`, although it uses the task of the checkpoint. Check: none is given.
-- The error for an unknown model, task, criterion or optimizer does not name `--user-dir`. Check: its text.
 - `--user-dir` registers nothing if Python has already imported that package, for example in a notebook. Check: the
   package is in `sys.modules`, but fairseq has not imported it.
 """
 
-import contextlib
 import importlib
 import os
-import re
 import sys
 from types import ModuleType
-from typing import Any, Iterator
+from typing import Any
 
-from fairseq_modern.errors import UserError
-from fairseq_modern.patching import step, wrap
+from fairseq_modern.patching import wrap
 
 
 def patch(module: ModuleType) -> None:
@@ -52,35 +48,23 @@ def patch(module: ModuleType) -> None:
         return group
 
     @wrap(module)
-    def get_parser(original, *args, **options):
-        parser = original(*args, **options)
-        original_error = parser.error
-
-        def error(message: str) -> None:
-            match = re.match(r"argument (?:-a/)?(--(?:arch|task|criterion|optimizer))\b.* choice: '(\S+)'", message)
-            if match is not None:
-                raise UserError(f"fairseq has no {match[1]} {match[2]}; add the --user-dir that defines it")
-            original_error(message)
-
-        parser.error = error
-        return parser
-
-    @wrap(module)
     def get_validation_parser(original, default_task=None):
         return original(default_task or "translation")
 
 
-@step(contextlib.nullcontext())
-@contextlib.contextmanager
-def registering(module: Any, args: Any) -> Iterator[None]:
-    """Register the tasks and models of a `--user-dir` that the block imports. `module`: `fairseq.utils`."""
-    user_dir = getattr(args, "user_dir", None)
-    folder = os.path.abspath(user_dir) if user_dir else ""
-    package = os.path.basename(folder)
-    is_new = folder not in getattr(module.import_user_module, "memo", ())
-    must_register = package in sys.modules and is_new
-    yield
-    if must_register:
+def patch_user_dir(module: ModuleType) -> None:
+    """Wrap `fairseq.utils.import_user_module`."""
+
+    @wrap(module)
+    def import_user_module(original, args):
+        user_dir = getattr(args, "user_dir", None)
+        folder = os.path.abspath(user_dir) if user_dir else ""
+        package = os.path.basename(folder)
+        is_new = folder not in getattr(module.import_user_module, "memo", ())
+        must_register = package in sys.modules and is_new
+        original(args)
+        if not must_register:
+            return
         for kind in ("tasks", "models"):
             subfolder = os.path.join(folder, kind)
             if os.path.isdir(subfolder):

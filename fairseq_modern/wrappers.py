@@ -11,12 +11,10 @@ from fairseq_modern import (
     cpu_training,
     distributed,
     early_validation,
-    error_messages,
     errors,
     first_error,
     hydra_train,
     optional_packages,
-    options,
     plugins,
     store_ema,
     unpatched_checkpoints,
@@ -33,15 +31,6 @@ from fairseq_modern.fault_tolerance import (
     workers,
 )
 from fairseq_modern.patching import StandIn, wrap
-
-
-def patch_utils(module: ModuleType) -> None:
-    """Wrap `fairseq.utils.import_user_module`."""
-
-    @wrap(module)
-    def import_user_module(original, args):
-        with error_messages.explaining(error_messages.import_user_module, args), options.registering(module, args):
-            return original(args)
 
 
 def patch_distributed(module: ModuleType) -> None:
@@ -147,9 +136,8 @@ def patch_trainer(module: Any) -> None:
         resuming.check_exists(self, filename)
         module.checkpoint_utils = StandIn(utils, load_checkpoint_to_cpu=load_checkpoint_to_cpu)
         try:
-            with error_messages.explaining(error_messages.load_checkpoint, self, filename):
-                resets = reset_optimizer, reset_lr_scheduler, optimizer_overrides, reset_meters
-                extra_state = original(self, filename, *resets)
+            resets = reset_optimizer, reset_lr_scheduler, optimizer_overrides, reset_meters
+            extra_state = original(self, filename, *resets)
         finally:
             module.checkpoint_utils = utils
         store_ema.restore_counter(self, extra_state)

@@ -14,7 +14,7 @@ from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.trainer import Trainer
 
-from fairseq_modern import early_validation, errors
+from fairseq_modern import early_validation
 from tests.common import TINY_MODEL, TINY_TRAINING
 from tests.fairseq.commands import flags
 from tests.fairseq.models import same_training
@@ -71,7 +71,7 @@ def train(data, tmp_path, monkeypatch):
             {"max_source_positions": 30, "valid_subset": "valid,valid1"},
             "Size of sample #0 is invalid .* since max_positions=.*, skip this example with --skip-invalid-size.*",
         ),
-        ({"max_tokens_valid": 5}, r"Sentences lengths should not exceed max_tokens=5; raise .* --max-tokens-valid"),
+        ({"max_tokens_valid": 5}, "Sentences lengths should not exceed max_tokens=5"),
         ({"combine_valid_subsets": True, "upsample_primary": 1, "valid_subset": "valid,valid1"}, None),
         (
             {"best_checkpoint_metric": "accuracy"},
@@ -80,14 +80,13 @@ def train(data, tmp_path, monkeypatch):
     ],
     ids=["too long", "too many tokens", "two names", "metric"],
 )
-def test_mistakes_end_training_before_the_first_update(train, monkeypatch, settings, message):
-    monkeypatch.setattr("sys.argv", ["fairseq-train"])
+def test_mistakes_end_training_before_the_first_update(train, settings, message):
     updates, error = train(**settings)
     assert updates == 0
     if message is None:
         assert isinstance(error, KeyError)
     else:
-        assert re.fullmatch(message, errors.explain(error))
+        assert re.fullmatch(message, str(error))
     updates, error = train(is_patched=False, **settings)
     assert (updates, error is None) == (3, False)
 
