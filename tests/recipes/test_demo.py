@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from collab_fairseq.records.rows import load_run
+from recipes.runner.progress import pace
 from tests.common import ROOT, descendants, run
 from tests.fairseq import forked
 
@@ -103,3 +104,10 @@ def test_error_names_the_failed_model(finished, tmp_path):
     assert f"recipes/toy/run.sh: error: not finished: {MODELS[1]}" in done.stderr
     assert "recipes/demo/run.sh: error: not all models are finished" in done.stderr
     assert "| heads" not in done.stdout
+
+
+def test_pace_of_training():
+    now = 1000.0
+    assert pace(5500, 1300, (now - 600, 100), now) == ", 2 updates/s, 10 min elapsed, 35 min left"
+    assert pace(50_000, 1300, (now - 600, 100), now).endswith(", 6 h 46 min left")
+    assert pace(5500, 100, (now - 600, 100), now) == ""
