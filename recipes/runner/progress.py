@@ -35,7 +35,7 @@ def state(folder: Path, updates: int) -> Tuple[str, int]:
 
 
 def pace(updates: int, done: int, first: Tuple[float, int], now: float) -> str:
-    """Updates per second, elapsed time, and time left, since ``first``: a time in seconds and the updates until then."""
+    """Updates per second, elapsed time and time left; ``first``: a time in seconds, and the updates until then."""
     seconds, made = now - first[0], done - first[1]
     if made <= 0 or seconds <= 0:
         return ""
