@@ -143,7 +143,8 @@ def draw(record: Mapping[str, Any], path: PathLike, model: str, compared: Sequen
     ranking = rankings[record["settings"]["ranking"]]
     description = (
         f"Heads are masked in order of {ranking}, least important first, without training between "
-        f"steps; one seed, no intervals. {name_of_score}: higher is better; loss: lower is better."
+        f"steps; one seed, no intervals. {name_of_score[0].upper()}{name_of_score[1:]}: higher is better; "
+        "loss: lower is better."
     )
     constant = {split: record["parts"].get(f"whole/{split}", {}).get("constant") for split in splits}
     constant = {split: level for split, level in constant.items() if level is not None}
@@ -153,14 +154,16 @@ def draw(record: Mapping[str, Any], path: PathLike, model: str, compared: Sequen
         description += f" BLEU is computed on the first sentences only: {numbers}."
     subset = record["settings"]["loss"]
     loss = "validation loss, bits" if subset == "valid" else f"loss on {names.get(subset, subset)}, bits"
-    labels = {label for label in map(_label, curves) if label} | {"constant prediction" for _ in constant}
+    by_importance = ", by importance" if any(RANDOM in curve for curve in curves) else ""
+    legend = {name: _label(name, by_importance) for name in curves}
+    labels = {label for label in legend.values() if label} | {"constant prediction" for _ in constant}
     legend_rows = math.ceil(len(labels) / LEGEND_COLUMNS)
     rows = rows_of(path, len(splits) + 1)
     with drawing(path, 2.4 * rows + 0.1 + 0.18 * legend_rows, f"Pruning, {model}", description) as figure:
         axes = figure.subplots(rows, (len(splits) + 1) // rows, squeeze=False).flatten()
         for axis, split in zip(axes, [*splits, None], strict=True):
             for number, (name, points) in enumerate(curves.items()):
-                axis.plot(list(points), _values(points, split), label=_label(name), **_look(name, number))
+                axis.plot(list(points), _values(points, split), label=legend[name], **_look(name, number))
             with_split = [points for points in all_curves if split in (None, *next(iter(points.values()))["tests"])]
             values = [value for points in with_split for value in _values(points, split)]
             level = constant.get(split or "")
@@ -185,15 +188,19 @@ def _values(points: Points, split: Optional[str]) -> List[float]:
     return [point["loss"] if split is None else _score(point["tests"][split]) for point in points.values()]
 
 
-def _label(name: str) -> Optional[str]:
+def _label(name: str, by_importance: str) -> Optional[str]:
     """Legend of a curve named ``encoder_cross``, ``checkpoint.pt/encoder_cross`` or ``random-1``; one for all random
-    orders."""
+    orders.
+
+    Args:
+        by_importance: end of the label of all heads.
+    """
     checkpoint, _, group = name.rpartition("/")
     if group.startswith(RANDOM):
         text = f"{checkpoint}: in random order" if checkpoint else "in random order"
         return text if group == f"{RANDOM}1" else None
     sites = [SITE_TITLES[site] for site in SITES if site in group.split("_")]
-    label = "all heads" if len(sites) == len(SITES) else f"only {' and '.join(sites)}"
+    label = f"all heads{by_importance}" if len(sites) == len(SITES) else f"only {' and '.join(sites)}"
     return f"{checkpoint}: {label}" if checkpoint else label
 
 

@@ -195,7 +195,9 @@ def test_pruning_of_a_classifier(analyse, folders, tmp_path):
     first = [parts[f"{name}/20"]["heads"] for name in ("encoder_cross_decoder", "random-1", "random-2", "random-3")]
     assert len(set(first)) == 4
     shown = figure.read_text(encoding="utf-8")
-    assert all(f">{label}<" in shown for label in ("all heads", "in random order", "constant prediction"))
+    assert all(
+        f">{label}<" in shown for label in ("all heads, by importance", "in random order", "constant prediction")
+    )
     assert shown.count(">in random order<") == 1
 
     assert analyse("prune", "bert", *options) == (printed, parts)  # resumed
