@@ -3,13 +3,11 @@
     collab table results/runs/multi30k-*-u2500.json
     collab table RECORD ... --baseline multi30k-none-s1-u2500 > table.md
     collab table RECORD ... --figure results/curves.svg
-    collab table results/runs/curve-*-u2000.json results/published/*.json --figure cost.svg --x key_dim
 
 One row per configuration: means over its seeds, and scores with 95 % intervals over seeds and sentences. --baseline
 compares every other row with the row of that run, paired by seed; a star marks differences whose interval excludes
-0. The same records give the same table; `collab tables` keeps tables on pages up to date. --x key_dim draws the cost
-of reducing the key dimension: the difference in NLL from standard heads at the full key dimension and, for published
-runs, the difference in BLEU. Needs pandas and, for --figure, matplotlib: the extra `plots` of this project.
+0. The same records give the same table; `collab tables` keeps tables on pages up to date. Needs pandas and,
+for --figure, matplotlib: the extra `plots` of this project.
 """
 
 import argparse
@@ -45,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "name of a run: compare the other rows with its row; repeatable"
     add("--baseline", action="append", default=[], metavar="NAME", help=text)
     add_figure_flags(parser, "draw a figure instead of a table")
-    text = "validation loss against updates, cost against key_dim, or scores against parameters or wall_time"
-    against = ("updates", "key_dim", "parameters", "wall_time")
+    text = "validation loss against updates, or scores against parameters or wall_time"
+    against = ("updates", "parameters", "wall_time")
     add("--x", choices=against, default="updates", help=f"what --figure draws: {text} (default: updates)")
     text = "score to draw against parameters or wall_time (default: sacrebleu)"
     add("--y", choices=("sacrebleu", "chrf", "compound_split", "tokenised"), default="sacrebleu", help=text)
@@ -64,21 +62,17 @@ def run(args: argparse.Namespace) -> int:
         reject_flags(args, ("columns", "baseline"), "is for tables, not for --figure")
     else:
         reject_flags(args, ("x", "y"), "needs --figure")
-    if args.x in ("updates", "key_dim"):
+    if args.x == "updates":
         reject_flags(args, ("y",), "needs --x parameters or --x wall_time")
-    if args.x == "key_dim":
-        reject_flags(args, ("group_by",), "does not apply to --x key_dim, which groups by attention type")
     figure = figure_file(args)
     if figure is None:
         sys.stdout.write(_table(args, os.getcwd()))
         return 0
-    from collab_fairseq.records import figures, key_dim_study
+    from collab_fairseq.records import figures
     from collab_fairseq.records.rows import load_run
 
     runs = [load_run(path) for path in args.records]
-    if args.x == "key_dim":
-        key_dim_study.draw(runs, figure)
-    elif args.x == "updates":
+    if args.x == "updates":
         figures.draw_losses(runs, figure, args.group_by)
     else:
         figures.draw_scores(runs, figure, args.x, args.y, args.group_by)

@@ -13,7 +13,6 @@ COMMANDS = [
     "average --inputs missing.pt --output",
     "bench layer --json",
     "doctor --json",
-    "bench table missing.json --output",
     "reparam missing.pt --key-dim 8 --output",
     "reparam missing.pt --key-dim 8 --output fine.pt --json",
     "score missing.log --json",
@@ -51,7 +50,7 @@ def test_rejects_unwritable_output_first(command, tmp_path, monkeypatch):
         ("heads gates x --output y.json", "--output must be a checkpoint; got y.json; the record is written to --json"),
         ("heads prune x --output y", "--remove and --output go together"),
         ("heads prune x --remove 4 --output y --beam 2", "--beam applies to measurements and not to --remove"),
-        ("table x --x key_dim", "--x needs --figure"),
+        ("table x --x wall_time", "--x needs --figure"),
         ("translate x .", "got the folder .: MODEL comes first, then FILE"),
     ],
 )

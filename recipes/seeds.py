@@ -1,0 +1,45 @@
+"""How often two runs that differ in the seed only differ significantly: python -m recipes.seeds RECORD ...
+
+All pairs of such runs are compared by sacreBLEU on each of their test sets, as by `collab score --baseline`.
+"""
+
+import itertools
+import re
+import sys
+from typing import Dict, List, Sequence
+
+from collab_fairseq.cli.main import guarded
+from collab_fairseq.records.rows import load_run
+from collab_fairseq.scoring.significance import compare
+
+ALPHA = 0.05
+
+
+def p_values(paths: Sequence[str]) -> List[List[float]]:
+    """For each setting and test set, the p-values of all pairs of seeds. Records are named by setting and seed."""
+    settings: Dict[str, List[str]] = {}
+    for path in paths:
+        settings.setdefault(re.sub(r"-s\d+-", "-", path), []).append(path)
+    result: Dict[str, List[float]] = {}
+    for setting, files in settings.items():
+        for pair in itertools.combinations(map(load_run, files), 2):
+            for test in set.intersection(*(set(run["scores"]) for run in pair)):
+                comparison = compare(*(run["scores"][test] for run in pair), names=[run["name"] for run in pair])
+                if comparison:
+                    result.setdefault(f"{setting} {test}", []).append(comparison.p_value)
+    return list(result.values())
+
+
+def markdown(arguments: Sequence[str], folder: str = ".") -> str:
+    by_setting = p_values(arguments)
+    found = [(sum(p < ALPHA for p in values), len(values)) for values in by_setting]
+    significant, number = (sum(column) for column in zip(*found, strict=True))
+    most, of_most = max(found)
+    return (
+        f"Between runs of our records that differ in the seed only, {significant} of {number} comparisons on one test "
+        f"set ({significant / number:.0%}) have p < {ALPHA}; for one setting and test set, {most} of {of_most}.\n"
+    ).replace("%", " %")
+
+
+if __name__ == "__main__":
+    sys.exit(guarded("seeds.py", lambda: sys.stdout.write(markdown(sys.argv[1:])) and 0))
