@@ -17,9 +17,7 @@ from fairseq_modern.errors import is_user_error
 from .options import add_command
 
 #: in the order of `collab --help`
-COMMANDS = (
-    *("average", "translate", "export", "score", "reparam", "heads", "bench", "table", "tables", "doctor", "user-dir"),
-)
+COMMANDS = ("average", "translate", "export", "score", "reparam", "heads", "table", "tables", "doctor", "user-dir")
 
 
 def build_parser() -> argparse.ArgumentParser:

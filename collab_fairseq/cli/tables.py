@@ -31,7 +31,7 @@ from collab_fairseq.records import pages
 from collab_fairseq.records.files import write_text
 from fairseq_modern.errors import UserError
 
-from . import bench, table
+from . import table
 
 HELP = "make the tables on pages again, by the commands above them"
 #: folders with modules that have a function `markdown(arguments, folder)`
@@ -67,8 +67,6 @@ def markdown(command: str, folder: str) -> str:
     program, *arguments = words(command) or [""]
     if program == "collab" and arguments[:1] == ["table"]:
         return table.markdown(arguments[1:], folder)
-    if program == "collab" and arguments[:2] == ["bench", "table"]:
-        return bench.markdown(arguments[2:], folder)
     if program == "cat":
         return "".join(Path(file).read_text(encoding="utf-8") for file in arguments)
     name = arguments[1] if program == "python" and arguments[:1] == ["-m"] and len(arguments) > 1 else ""

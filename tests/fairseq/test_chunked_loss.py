@@ -8,13 +8,27 @@ import pytest
 import torch
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion, label_smoothed_nll_loss
 from fairseq.distributed.fully_sharded_data_parallel import FullyShardedDataParallel
+from torch.overrides import TorchFunctionMode
 
-from collab_fairseq.bench.measure import peak_bytes
+from benchmarks.measure import peak_bytes
 from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.training import chunked_loss
 from collab_fairseq.training.chunked_loss import ChunkedLabelSmoothedCrossEntropy, label_smoothed, tokens
 from tests.fairseq.models import SMALL, VOCABULARY, Task, batch, build
-from tests.fairseq.simulated_gpu import OnGpu
+
+
+class OnGpu(TorchFunctionMode):
+    """A simulated GPU: tensors for it are created on the meta device and report that they are on the GPU."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if function == torch.Tensor.device.__get__:
+            return torch.device("cuda", 0) if args[0].is_meta else function(*args)
+        if function == torch.Tensor.is_cuda.__get__:
+            return args[0].is_meta
+        if torch.device(kwargs.get("device") or "cpu").type == "cuda":
+            kwargs["device"] = "meta"
+        return function(*args, **kwargs)
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,9 @@ import torch
 from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.measure import Options
+from benchmarks.models import Task, make_batch, random_lengths
 from collab_fairseq import checkpoints
-from collab_fairseq.bench.measure import Options
-from collab_fairseq.bench.models import Task, make_batch, random_lengths
 from collab_fairseq.modules import compiled
 from collab_fairseq.modules.settings import ConfigurationError
 from tests.common import FLOAT32, run

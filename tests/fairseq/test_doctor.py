@@ -5,6 +5,7 @@ import json
 import shutil
 import sys
 import warnings
+from argparse import Namespace
 from importlib import metadata
 from types import SimpleNamespace
 
@@ -13,8 +14,10 @@ import torch
 
 from collab_fairseq import doctor
 from collab_fairseq.cli.main import main
+from collab_fairseq.cli.options import choose_device
 from collab_fairseq.records import environment
 from data_prep import folders
+from fairseq_modern.errors import UserError
 from tests.common import ROOT, collab, run
 
 
@@ -58,6 +61,7 @@ class Hidden:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Hidden())
 from collab_fairseq.cli.main import main
+from collab_fairseq.cli.options import choose_device
 sys.exit(main(["doctor"]))
 """
     done = run(sys.executable, "-c", script, check=False, fresh=True)
@@ -116,8 +120,8 @@ def test_gpus_whose_driver_torch_cannot_use_are_reported_only(usable, monkeypatc
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert environment.hardware()["gpus"] == [{"name": "A100", "memory_bytes": 2**30}] * usable
-        error = collab("bench", "layer", "--device", f"cuda:{int(usable)}", status=1)
-    assert error.endswith(f"({'cuda:0' if usable else 'none'}); got cuda:{int(usable)}")
+        with pytest.raises(UserError, match=rf"\({'cuda:0' if usable else 'none'}\); got cuda:{int(usable)}$"):
+            choose_device(Namespace(threads=None, device=f"cuda:{int(usable)}"))
 
 
 def test_packages_and_fairseq_have_the_required_versions(monkeypatch):

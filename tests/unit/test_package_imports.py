@@ -27,7 +27,6 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "reparam": {"modules", "records", "translation", "huggingface"},
     "heads": {"modules", "records", "translation", "huggingface"},
     "export": {"modules", "training", "models", "records", "translation"},
-    "bench": {"modules", "training", "search", "models", "records"},
     "__init__": {"translation", "export"},
 }
 

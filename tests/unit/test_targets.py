@@ -11,7 +11,6 @@ READ_ONLY = "/sys"
 
 COMMANDS = [
     "average --inputs missing.pt --output",
-    "bench layer --json",
     "doctor --json",
     "reparam missing.pt --key-dim 8 --output",
     "reparam missing.pt --key-dim 8 --output fine.pt --json",
@@ -39,8 +38,6 @@ def test_rejects_unwritable_output_first(command, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("bench layer --device cpu --rows nothing", "--rows nothing matches no row"),
-        ("bench layer --device cpu --clock processor --threads 2", "--clock processor needs --threads 1"),
         ("heads ablate x --reference test", "must be SPLIT=FILE, such as test=test.de; got 'test'"),
         ("heads ablate x --reference a=b --reference a=c", "--reference must name each split once; got a, a"),
         ("reparam x --key-dim 8 --output y --reference a=b --reference a=c", "must name each split once; got a, a"),

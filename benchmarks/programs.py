@@ -19,12 +19,11 @@ from fairseq.optim.adam import Adam
 from fairseq.sequence_generator import SequenceGenerator
 from torch import nn
 
+from benchmarks.measure import SEED, Options, Parts, Row, Step
+from benchmarks.models import Task, build, make_batch, random_lengths
 from collab_fairseq.training.chunked_loss import ChunkedLabelSmoothedCrossEntropy
 from collab_fairseq.training.fused_adam import FusedAdam
 from fairseq_modern.errors import UserError
-
-from .measure import SEED, Options, Parts, Row, Step
-from .models import Task, build, make_batch, random_lengths
 
 #: mode (last part of the id of a training row) → implementations
 TRAIN_IMPLEMENTATIONS = {
@@ -41,7 +40,7 @@ def train(size: str, sentences: int, length: int, key_dim: int, mode: str, optio
     In bfloat16, parameters stay in float32 and the step runs under autocast, as with fairseq's ``--amp``.
 
     Args:
-        size: key of :data:`.models.PRESETS`.
+        size: key of :data:`benchmarks.models.PRESETS`.
         sentences: number of pairs in the batch.
         length: tokens of the longest sentence.
         key_dim: total key dimension of ``ours``.
@@ -117,7 +116,7 @@ def _search(search: Any, batch: Dict[str, Any]) -> None:
 
 
 def train_rows(quick: bool, with_bf16: bool, on_gpu: bool) -> Dict[str, Row]:
-    """The rows of ``collab bench train``.
+    """The rows of ``python -m benchmarks train``.
 
     Args:
         with_bf16: also ours in bfloat16, compared with fairseq in float32.
@@ -143,7 +142,7 @@ def train_rows(quick: bool, with_bf16: bool, on_gpu: bool) -> Dict[str, Row]:
 
 
 def translate_rows(quick: bool, with_bf16: bool) -> Dict[str, Row]:
-    """The rows of whole models in ``collab bench decode``; ``with_bf16``: also in bfloat16."""
+    """The rows of whole models in ``python -m benchmarks decode``; ``with_bf16``: also in bfloat16."""
     sizes = [("tiny", 4, 6)] if quick else [("tiny", 32, 1000), ("base", 128, 1000)]
     rows: Dict[str, Row] = {}
     for bf16 in (False, True) if with_bf16 else (False,):

@@ -16,10 +16,9 @@ from fairseq.models import ARCH_CONFIG_REGISTRY
 from torch import Tensor, nn
 
 import collab_fairseq.models  # noqa: F401  (registers transformer_collab)
+from benchmarks.implementations import AuthorsAttention
+from benchmarks.measure import SEED, Options
 from collab_fairseq.modules.sites import attention_layers, parameter_prefix
-
-from .implementations import AuthorsAttention
-from .measure import SEED, Options
 
 #: size → our preset; fairseq's transformer gets the same settings
 PRESETS = {"tiny": "transformer_collab_tiny", "base": "transformer_collab"}

@@ -12,12 +12,11 @@ import torch
 from fairseq.data import data_utils
 from torch import Tensor, nn
 
+from benchmarks.implementations import SAME_FUNCTION, implementations
+from benchmarks.measure import SEED, Options, Parts, Row, Step, compare
+from benchmarks.models import random_lengths
 from collab_fairseq.attention.cache import source_rows
 from collab_fairseq.modules.attention import IncrementalAttention
-
-from .implementations import SAME_FUNCTION, implementations
-from .measure import SEED, Options, Parts, Row, Step, compare
-from .models import random_lengths
 
 
 def check_agreement(steps: Dict[str, Step]) -> None:
@@ -121,8 +120,8 @@ def decode(
 
 
 def layer_rows(quick: bool, on_gpu: bool) -> Dict[str, Row]:
-    """The rows of ``collab bench layer``; ``on_gpu``: also with eight times as many tokens."""
-    sizes, key_dims = [(64, 32), (16, 128), (4, 512)], [64, 128, 256, 512]
+    """The rows of ``python -m benchmarks layer``; ``on_gpu``: also with eight times as many tokens."""
+    sizes, key_dims = [(64, 32), (16, 128), (4, 512)], [128, 512]
     if on_gpu:
         sizes += [(8 * sentences, length) for sentences, length in sizes]
     embed_dim, num_heads = 512, 8
@@ -138,8 +137,8 @@ def layer_rows(quick: bool, on_gpu: bool) -> Dict[str, Row]:
 
 
 def decode_rows(quick: bool) -> Dict[str, Row]:
-    """The rows of single layers in ``collab bench decode``."""
-    sentences, beams, source_length, target_length, key_dims = 64, 4, 30, 15, [64, 128, 256, 512]
+    """The rows of single layers in ``python -m benchmarks decode``."""
+    sentences, beams, source_length, target_length, key_dims = 64, 4, 30, 15, [128]
     embed_dim, num_heads = 512, 8
     if quick:
         sentences, beams, source_length, target_length, key_dims = 3, 2, 5, 4, [4]

@@ -9,10 +9,9 @@ import torch
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
+from benchmarks.measure import SEED
 from collab_fairseq.attention import CollaborativeAttention, KeyValue, StandardAttention
 from collab_fairseq.modules.attention import IncrementalAttention, incremental
-
-from .measure import SEED
 
 #: our implementations → the reference that computes the same function with the same parameters
 SAME_FUNCTION = {"standard-sdpa": "fairseq", "ours": "authors", "ours-bmm": "authors"}

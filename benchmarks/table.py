@@ -1,14 +1,17 @@
-"""Tables of the records of ``collab bench``."""
+"""Print the ratios of records of ``python -m benchmarks``: python -m benchmarks.table RECORD ... [--rows PATTERN]"""
 
+import argparse
 import os
+import sys
 from typing import Any, Dict, List, Optional, Sequence
 
+from benchmarks.runner import choose
+from collab_fairseq.cli.main import guarded
 from collab_fairseq.records import pages
 from collab_fairseq.records.files import PathLike
+from collab_fairseq.records.record import load
 from collab_fairseq.records.rows import hardware
 from fairseq_modern.errors import UserError
-
-from .runner import choose
 
 #: implementation → column; some implementations are in published records only
 LABELS = {
@@ -45,7 +48,7 @@ def table(
     measured = [_measured(record) for record in records]
     rows = [name for parts in measured for name in parts]
     if not rows:
-        raise UserError("the records must have ratios of collab bench layer, decode or train; got none")
+        raise UserError("the records must have ratios of python -m benchmarks; got none")
     chosen = choose(dict.fromkeys(rows), patterns)
     repeated = [name for name in chosen if rows.count(name) > 1]
     if repeated:
@@ -94,3 +97,22 @@ def _about(records: Sequence[Dict[str, Any]]) -> str:
         dtype = settings["dtype"] + ("" if settings["dtype"] == "bfloat16" else " unless the row or column says bf16")
         machines.append(f"Measured in {dtype}, {hardware(record)}, torch {record['versions']['torch']}{quick}.")
     return "  \n".join(dict.fromkeys([*clocks, *machines]))
+
+
+def add_rows(parser: argparse.ArgumentParser) -> None:
+    """--rows."""
+    text = "only rows whose ids match, such as 'layer/encoder/*/dk128/*'; repeatable (ids: python -m benchmarks --help)"
+    parser.add_argument("--rows", action="append", default=[], metavar="PATTERN", help=text)
+
+
+def markdown(arguments: Sequence[str], folder: str) -> str:
+    """The table of these arguments, with links relative to a folder."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("records", nargs="+", metavar="RECORD", help="record of python -m benchmarks")
+    add_rows(parser)
+    args = parser.parse_args(arguments)
+    return table([load(path, "bench") for path in args.records], args.rows, args.records, folder)
+
+
+if __name__ == "__main__":
+    sys.exit(guarded("table.py", lambda: sys.stdout.write(markdown(sys.argv[1:], os.getcwd())) and 0))

@@ -1,10 +1,10 @@
 """Measure speed and memory on this machine, compared with standard heads and the paper's code.
 
-    collab bench layer                                    one attention layer: training, peak memory
-    collab bench decode                                   decoding steps of one layer, and translation
-    collab bench train                                    training steps of translation models
-    collab bench layer --rows 'layer/encoder/*/dk128/*' --json layer.json
-    collab bench table layer.json decode.json train.json [--rows ...]
+    python -m benchmarks layer                                    one attention layer: training, peak memory
+    python -m benchmarks decode                                   decoding steps of one layer, and translation
+    python -m benchmarks train                                    training steps of translation models
+    python -m benchmarks layer --rows 'layer/encoder/*/dk128/*' --json layer.json
+    python -m benchmarks.table layer.json decode.json train.json [--rows ...]
 
 The implementations are fairseq's multi-head attention, standard heads with torch's fused attention (SDPA),
 collaborative heads as in the paper's code (einsum), and ours; layers also with ours in the kernel bmm. All run in one
@@ -27,15 +27,16 @@ layer and train have additional rows with eight times as many tokens.
 """
 
 import argparse
-import os
+import logging
 import sys
 import warnings
 from dataclasses import fields
-from typing import Sequence
 
-from .options import add_command, add_machine, choose_device, command, positive
-
-HELP = "measure speed and memory, compared with baselines"
+from benchmarks.measure import Options
+from benchmarks.runner import run
+from benchmarks.table import add_rows, table
+from collab_fairseq.cli.main import guarded
+from collab_fairseq.cli.options import add_command, add_machine, choose_device, command, positive
 
 #: subcommand → help, default of --seconds
 _SUBCOMMANDS = {
@@ -53,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add_machine(measure, threads=1)
         text = "data type (default: float32 on a CPU, bfloat16 on a GPU; autocast in `train`)"
         add("--dtype", choices=("float32", "bfloat16"), help=text)
-        _add_rows(measure)
+        add_rows(measure)
         add("--rounds", type=positive, default=200, metavar="N", help="maximum number of rounds per row (default: 200)")
         text = "start no new round of a row after S seconds, but run at least 3 (default: %(default)g)"
         add("--seconds", type=float, default=seconds, metavar="S", help=text)
@@ -61,51 +62,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add("--clock", choices=("wall", "processor"), default="wall", help=text)
         add("--quick", action="store_true", help="tiny models, to test that everything runs")
         add("--json", metavar="FILE", help="write the record to FILE; an existing record is resumed")
-    text = "print the ratios of records as a table"
-    table = add_command(commands, "table", f"{text.capitalize()}.", _table, text)
-    _add_records(table)
-
-
-def _add_records(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("records", nargs="+", metavar="RECORD", help="record of collab bench")
-    _add_rows(parser)
-
-
-def _add_rows(parser: argparse.ArgumentParser) -> None:
-    text = "only rows whose ids match, such as 'layer/encoder/*/dk128/*'; repeatable (ids: collab bench --help)"
-    parser.add_argument("--rows", action="append", default=[], metavar="PATTERN", help=text)
 
 
 def _measure(args: argparse.Namespace) -> int:
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # silences start and stop messages of torch's profiler
     # fairseq passes a boolean and an additive mask together, which torch deprecates
     warnings.filterwarnings("ignore", message="Support for mismatched")
     args.device = choose_device(args).partition(":")[0]
-    from collab_fairseq.bench.measure import Options
-    from collab_fairseq.bench.runner import run
-    from collab_fairseq.bench.table import table
-
     args.dtype = args.dtype or ("bfloat16" if args.device == "cuda" else "float32")
     options = Options(**{field.name: getattr(args, field.name) for field in fields(Options)})
-    sys.stdout.write(table([run(args.what, options, args.rows, args.json, command())]))
+    sys.stdout.write(table([run(args.what, options, args.rows, args.json, command("python -m benchmarks"))]))
     return 0
 
 
-def _table(args: argparse.Namespace) -> int:
-    sys.stdout.write(_ratios(args, os.getcwd()))
-    return 0
+def main() -> int:
+    """Run a subcommand and return its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_arguments(parser)
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    return guarded(args.parser.prog, lambda: args.run(args))
 
 
-def markdown(arguments: Sequence[str], folder: str) -> str:
-    """The table that `collab bench table` prints with these arguments, with links relative to a folder."""
-    parser = argparse.ArgumentParser(prog="collab bench table")
-    _add_records(parser)
-    return _ratios(parser.parse_args(arguments), folder)
-
-
-def _ratios(args: argparse.Namespace, folder: str) -> str:
-    from collab_fairseq.bench.table import table
-    from collab_fairseq.records import record
-
-    records = [record.load(path, "bench") for path in args.records]
-    return table(records, args.rows, args.records, folder)
+if __name__ == "__main__":
+    sys.exit(main())

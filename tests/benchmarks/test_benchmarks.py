@@ -1,4 +1,4 @@
-"""Benchmarks: memory, interleaved rounds, statistics, comparison, records, tables, `collab bench`."""
+"""Benchmarks: memory, interleaved rounds, statistics, comparison, records, tables, `python -m benchmarks`."""
 
 import json
 from functools import partial
@@ -7,18 +7,18 @@ import pytest
 import torch
 from fairseq.sequence_generator import SequenceGenerator
 
+from benchmarks import layers, measure, models, programs, runner
+from benchmarks.implementations import implementations
+from benchmarks.measure import Options, interleave, peak_bytes, ratio, spread
+from benchmarks.models import LENGTHS, random_lengths
+from benchmarks.table import table
 from collab_fairseq.attention.cache import source_rows
-from collab_fairseq.bench import layers, measure, models, programs, runner
-from collab_fairseq.bench.implementations import implementations
-from collab_fairseq.bench.measure import Options, interleave, peak_bytes, ratio, spread
-from collab_fairseq.bench.models import LENGTHS, random_lengths
-from collab_fairseq.bench.table import table
 from collab_fairseq.modules.attention import IncrementalAttention
 from collab_fairseq.records import environment
 from collab_fairseq.records.record import load
 from collab_fairseq.search.shortlist import ShortlistGenerator
 from fairseq_modern.errors import UserError
-from tests.common import run
+from tests.common import ROOT, rejected, run
 
 QUICK = Options(quick=True)
 DO_NOTHING = {"ours": lambda: None, "fairseq": lambda: None}
@@ -228,7 +228,7 @@ def test_failed_row_is_missing_and_others_are_measured(error, caplog, monkeypatc
     assert "layer/failing is missing: no luck" in caplog.text
     assert "| layer/good | " in table([record])
     assert "failing" not in table([record])
-    with pytest.raises(UserError, match=r"must have ratios of collab bench .*; got none"):
+    with pytest.raises(UserError, match=r"must have ratios of python -m benchmarks; got none"):
         table([{**record, "parts": {"sentences": 200}}])
 
 
@@ -284,7 +284,9 @@ def test_quick_rows_measure_their_implementations(what, tmp_path):
     path = tmp_path / "record.json"
     rows = ["--rows", "*/tiny/*"] if what == "train" else []
     limits = ["--rounds", 4, "--seconds", 2.5, "--dtype", "float32"]
-    done = run("collab", "bench", what, "--quick", "--device", "cpu", *limits, "--json", path, *rows)
+    done = run(
+        "python", "-m", "benchmarks", what, "--quick", "--device", "cpu", *limits, "--json", path, *rows, cwd=ROOT
+    )
     record = json.loads(path.read_text())
     expected = {"quick": True, "rounds": 4, "seconds": 2.5, "dtype": "float32"}
     assert (record["name"], {**record["settings"], **expected}) == (what, record["settings"])
@@ -293,3 +295,16 @@ def test_quick_rows_measure_their_implementations(what, tmp_path):
     assert all(part["unit"] == ("bytes" if name.endswith("memory") else "s") for name, part in parts.items())
     assert all(f"| {name} |" in done.stdout for name in parts)
     assert "a miniature, no measurement" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--rows nothing", "--rows nothing matches no row"),
+        ("--clock processor --threads 2", "--clock processor needs --threads 1"),
+        ("--json nowhere/x.json", "cannot write nowhere/x.json"),
+    ],
+)
+def test_rejects_wrong_flags_first(flags, message):
+    done = run("python", "-m", "benchmarks", "layer", "--device", "cpu", *flags.split(), check=False, cwd=ROOT)
+    rejected(done, message)
