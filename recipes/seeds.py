@@ -22,9 +22,9 @@ def p_values(paths: Sequence[str]) -> List[List[float]]:
         settings.setdefault(re.sub(r"-s\d+-", "-", path), []).append(path)
     result: Dict[str, List[float]] = {}
     for setting, files in settings.items():
-        for pair in itertools.combinations(map(load_run, files), 2):
-            for test in set.intersection(*(set(run["scores"]) for run in pair)):
-                comparison = compare(*(run["scores"][test] for run in pair), names=[run["name"] for run in pair])
+        for one, other in itertools.combinations(map(load_run, files), 2):
+            for test in one["scores"].keys() & other["scores"].keys():
+                comparison = compare(one["scores"][test], other["scores"][test], [one["name"], other["name"]])
                 if comparison:
                     result.setdefault(f"{setting} {test}", []).append(comparison.p_value)
     return list(result.values())

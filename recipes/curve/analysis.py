@@ -196,7 +196,7 @@ def shown(values: ndarray, decimals: int = 4, level: float = 0.95) -> str:
     """Mean and t-interval over the seeds; a dash for a single seed."""
     if len(values) < 2:
         return "–"
-    mean, low, high = (f"{number:+.{decimals}f}" for number in interval(values, level=level))
+    mean, low, high = (f"{number:+.{decimals}f}" for number in interval(values.tolist(), level=level))
     return f"{mean} [{low}, {high}]"
 
 
@@ -463,8 +463,8 @@ def markdown(arguments: Sequence[str], folder: str = ".") -> str:
     parser.add_argument("table", choices=TABLES, metavar="TABLE")
     parser.add_argument("records", nargs="*", metavar="RECORD")
     text = "rows (default: F, S and C as selected by the convergence study)"
-    pair = {"type": lambda word: word.split("=", 1), "metavar": "NAME=CONFIGURATION"}
-    parser.add_argument("--rows", nargs="+", help=text, **pair)
+    pair = "NAME=CONFIGURATION"
+    parser.add_argument("--rows", nargs="+", type=lambda word: word.split("=", 1), metavar=pair, help=text)
     text = "scores of the blind test sets (default: %(default)s)"
     parser.add_argument("--blind", default="results/blind_scores.json", metavar="FILE", help=text)
     args = parser.parse_args(arguments)

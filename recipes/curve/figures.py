@@ -43,7 +43,7 @@ def draw_training(paths: Sequence[str], file: str) -> None:
         about.append(f"{meaning} over {len(seeds_of(rows))} seeds, schedule of {updates:,} updates.")
         for one, other in PAIRS:
             values = differences_during(rows, one, other)
-            shown = {update: interval(v) for update, v in values.items() if 4 * update >= max(values)}
+            shown = {update: interval(v.tolist()) for update, v in values.items() if 4 * update >= max(values)}
             lines.append((f"{one} − {other}, {updates:,} updates", "-" if solid else "--", shown))
     about.append("The first quarter of each schedule is omitted. Below 0: the first of the two is better.")
     with drawing(file, 3.6, "Differences in validation NLL during training", " ".join(about)) as figure:
@@ -87,9 +87,10 @@ def draw_costs(paths: Sequence[str], file: str) -> None:
     measured = [run for run in runs if "published" not in run]
     by_row, metric = costs(measured), METRICS["compound_split"]
     (test,) = list_test_sets(published, metric)
-    bleu = {_row(run): score(run, test, metric) for run in published}
+    scores = {_row(run): score(run, test, metric) for run in published}
+    bleu = {row: value for row, value in scores.items() if value is not None}
     full = bleu["standard", _width(published)]
-    reported = {row: Interval(value - full, math.nan, math.nan) for row, value in bleu.items() if value is not None}
+    reported = {row: Interval(value - full, math.nan, math.nan) for row, value in bleu.items()}
     rates = " or ".join(sorted({lookup(run, "config.optimization.lr") for run in measured}))
     about = [
         "Differences from standard heads at the full key dimension (zero by definition). Up is better. Multi30k En–De, "

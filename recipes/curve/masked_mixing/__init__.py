@@ -36,4 +36,4 @@ def check_masked_training(self: TransformerCollabModel, trainer: Any) -> None:
         keep_blocks(mixing)
 
 
-TransformerCollabModel.check_training = check_masked_training
+TransformerCollabModel.check_training = check_masked_training  # type: ignore[method-assign]
