@@ -19,7 +19,7 @@ import torch
 from benchmarks.layers import decode_rows, layer_rows
 from benchmarks.measure import Options, Row, interleave, peak_bytes, ratio, spread
 from benchmarks.programs import train_rows, translate_rows
-from collab_fairseq.records.files import PathLike, check_writable
+from collab_fairseq.files import PathLike, check_writable
 from collab_fairseq.records.record import Record
 from fairseq_modern.errors import UserError
 

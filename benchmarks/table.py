@@ -7,8 +7,8 @@ from typing import Any, Dict, List, Optional, Sequence
 
 from benchmarks.runner import choose
 from collab_fairseq.cli.main import guarded
+from collab_fairseq.files import PathLike
 from collab_fairseq.records import pages
-from collab_fairseq.records.files import PathLike
 from collab_fairseq.records.record import load
 from collab_fairseq.records.rows import hardware
 from fairseq_modern.errors import UserError

@@ -11,8 +11,8 @@ import sys
 import pytest
 import torch
 
+from collab_fairseq.files import write_json
 from collab_fairseq.records import environment
-from collab_fairseq.records.files import write_json
 from collab_fairseq.records.record import without_paths
 from tests import warm
 from tests.common import ROOT

@@ -12,7 +12,7 @@ import argparse
 import sys
 
 from collab_fairseq import doctor
-from collab_fairseq.records.files import check_writable, write_json
+from collab_fairseq.files import check_writable, write_json
 
 HELP = "check whether this machine is ready for a recipe"
 

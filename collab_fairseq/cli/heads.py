@@ -17,8 +17,8 @@ the same --json resumes an interrupted analysis.
 import argparse
 from typing import Optional
 
+from collab_fairseq.files import check_writable
 from collab_fairseq.records.drawing import add_figure_flags, figure_file
-from collab_fairseq.records.files import check_writable
 from fairseq_modern.errors import UserError
 
 from .options import add_command, add_machine, add_sites, check_new, checkpoint, pair, positive

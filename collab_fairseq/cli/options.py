@@ -7,8 +7,8 @@ import shlex
 import sys
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
+from collab_fairseq.files import check_writable
 from collab_fairseq.records import environment
-from collab_fairseq.records.files import check_writable
 from fairseq_modern.errors import UserError
 
 

@@ -39,7 +39,7 @@ import sys
 from dataclasses import fields
 from typing import Any, Callable
 
-from collab_fairseq.records.files import check_writable, write_json
+from collab_fairseq.files import check_writable, write_json
 from fairseq_modern.errors import UserError
 
 from . import options

@@ -26,7 +26,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Dict, List, Sequence
 
-from collab_fairseq.records.files import check_writable, write_bytes, write_json
+from collab_fairseq.files import check_writable, write_bytes, write_json
 from fairseq_modern.errors import UserError
 
 from .options import check_distinct

@@ -27,8 +27,8 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, List
 
+from collab_fairseq.files import write_text
 from collab_fairseq.records import pages
-from collab_fairseq.records.files import write_text
 from fairseq_modern.errors import UserError
 
 from . import table

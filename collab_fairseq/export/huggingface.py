@@ -11,8 +11,8 @@ import shutil
 from typing import Any, Dict, Optional
 
 from collab_fairseq.checkpoints import PathLike
+from collab_fairseq.files import write_json
 from collab_fairseq.modules.sites import swapped
-from collab_fairseq.records.files import write_json
 from collab_fairseq.scoring.text import HYPHENS, base_language
 from collab_fairseq.translation.tokenizer import SUBWORD_FILES, require
 

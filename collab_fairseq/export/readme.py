@@ -11,9 +11,9 @@ from dataclasses import asdict, replace
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from collab_fairseq.attention import SITES
+from collab_fairseq.files import write_json
 from collab_fairseq.modules.sites import attention_layers, swapped
 from collab_fairseq.records import pages
-from collab_fairseq.records.files import write_json
 from collab_fairseq.translation.tokenizer import CARD, Tokenizer, read_card
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import sha256

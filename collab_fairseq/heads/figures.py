@@ -6,9 +6,9 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Seq
 
 import numpy
 
+from collab_fairseq.files import PathLike
 from collab_fairseq.modules.heads import LETTERS
 from collab_fairseq.records.drawing import DIVERGING, SEQUENTIAL, SMALL, drawing, number_text
-from collab_fairseq.records.files import PathLike
 
 SITE_TITLES = {"encoder": "encoder", "cross": "encoder–decoder", "decoder": "decoder"}
 #: width of a square, in inches, from which it shows its number

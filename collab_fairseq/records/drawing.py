@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, Optional, Sequence
 from xml.sax.saxutils import escape
 
-from collab_fairseq.records.files import PathLike, check_writable, write_bytes
+from collab_fairseq.files import PathLike, check_writable, write_bytes
 from fairseq_modern.errors import UserError
 
 logger = logging.getLogger(__name__)

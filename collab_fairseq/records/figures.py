@@ -4,10 +4,10 @@ import logging
 import math
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from collab_fairseq.files import PathLike
 from collab_fairseq.records.columns import METRICS, described
 from collab_fairseq.records.drawing import COLOURS, DASHES, SMALL, drawing, look, points, rows_of
-from collab_fairseq.records.files import PathLike
-from collab_fairseq.records.rows import TrainingRecord, frame, is_collaborative, key_dim
+from collab_fairseq.records.rows import TrainingRecord, frame, is_collaborative, key_dim, whole_model
 from collab_fairseq.records.scores import list_test_sets, over_runs, score
 from collab_fairseq.scoring.significance import Interval, interval
 from fairseq_modern.errors import UserError
@@ -151,7 +151,7 @@ def _loss_rows(data: Any, group_by: Sequence[str]) -> Dict[str, _Row]:
     for _, lines in data.groupby("row", sort=False):
         first = lines.iloc[0]
         run = first["run"]
-        model = run["config"]["model"]
+        model = whole_model(run)
         full = not is_collaborative(run) and key_dim(model, "encoder") == model.get("encoder_embed_dim")
         curves = {
             run["seed"]: {p["updates"]: p["loss"] for p in run["curves"].get("valid", []) if "loss" in p}

@@ -24,8 +24,8 @@ import re
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Optional, Sequence
 
+from collab_fairseq.files import PathLike, write_json
 from collab_fairseq.records import environment
-from collab_fairseq.records.files import PathLike, write_json
 from fairseq_modern.errors import UserError
 
 SCHEMA = 1

@@ -9,8 +9,8 @@ import re
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from collab_fairseq.attention import attention_types
+from collab_fairseq.files import PathLike
 from collab_fairseq.records.columns import DASH, GROUPING_FIELDS, NUMBERS
-from collab_fairseq.records.files import PathLike
 from collab_fairseq.records.record import load
 from fairseq_modern.errors import UserError
 
@@ -22,32 +22,36 @@ LABELS = {"value_heads": "{} value head{s}", "kv_heads": "{} key and value head{
 
 
 def load_run(path: PathLike) -> TrainingRecord:
-    """Read the record of a training run; converted and pruned heads get the settings that flags would give them."""
+    """Read the record of a training run."""
     record = load(path, "training")
-    run = {**record, **record["settings"], **record["parts"], "path": os.fspath(path)}
-    model = run["config"]["model"]
+    return {**record, **record["settings"], **record["parts"], "path": os.fspath(path)}
+
+
+def whole_model(run: TrainingRecord) -> Dict[str, Any]:
+    """The settings of the model, where those of converted and pruned heads are as flags would give them."""
+    model: Dict[str, Any] = run["config"]["model"]
     shapes = model.get("attention_shapes") or {}
     if shapes and all(shape.get("collaborative") for shape in shapes.values()):
-        _set_converted(model, shapes)
-    elif any({"num_heads", "key_dim"} & shape.keys() for shape in shapes.values()):
-        model.update(dict.fromkeys(attention_types.KEY_DIM_SETTINGS.values()), key_dim="mixed")
-    return run
+        return {**model, **_converted(model, shapes)}
+    if any({"num_heads", "key_dim"} & shape.keys() for shape in shapes.values()):
+        return {**model, **dict.fromkeys(attention_types.KEY_DIM_SETTINGS.values()), "key_dim": "mixed"}
+    return model
 
 
-def _set_converted(model: Dict[str, Any], shapes: Dict[str, Dict[str, Any]]) -> None:
-    """Describe a model of converted layers by the settings of the whole model."""
+def _converted(model: Dict[str, Any], shapes: Dict[str, Dict[str, Any]]) -> Dict[str, Any]:
+    """The settings of converted layers, as those of the whole model."""
     sites = [site for site in attention_types.SITES if any(layer_id.startswith(f"{site}.") for layer_id in shapes)]
     layers = sum(model[f"{attention_types.side_of(site)}_layers"] for site in sites)
-    model.update(collaborative_heads="_".join(sites), mixing_init="converted")
     arguments = {"key_dim": "key_dim", **attention_types.CollaborativeAttention.settings}
     names = {argument: name for argument, name in arguments.items() if argument in attention_types.LAYER_SETTINGS}
-    settings = [{name: shape.get(argument) for argument, name in names.items()} for shape in shapes.values()]
+    layers_settings = [{name: shape.get(argument) for argument, name in names.items()} for shape in shapes.values()]
+    settings: Dict[str, Any] = {"collaborative_heads": "_".join(sites), "mixing_init": "converted"}
     dim: Any = "mixed"
-    if len(shapes) == layers and all(layer == settings[0] for layer in settings):
-        dim = settings[0].pop("key_dim")
-        model.update(settings[0], attention_shapes={})
+    if len(shapes) == layers and all(layer == layers_settings[0] for layer in layers_settings):
+        dim = layers_settings[0].pop("key_dim")
+        settings.update(layers_settings[0], attention_shapes={})
     # the other sites keep the key dimension of the model
-    model.update({attention_types.KEY_DIM_SETTINGS[site]: dim for site in sites})
+    return {**settings, **{attention_types.KEY_DIM_SETTINGS[site]: dim for site in sites}}
 
 
 def lookup(run: TrainingRecord, field: str) -> Any:
@@ -62,12 +66,13 @@ def lookup(run: TrainingRecord, field: str) -> Any:
 
 def is_collaborative(run: TrainingRecord) -> bool:
     """Whether the attention of any site has collaborative heads."""
-    return lookup(run, "config.model.collaborative_heads") not in (None, "none")
+    return whole_model(run).get("collaborative_heads") not in (None, "none")
 
 
 def heads(run: TrainingRecord) -> str:
     """The attention type of the model in words, and whether the result is from a publication."""
-    sites = lookup(run, "config.model.collaborative_heads")
+    model = whole_model(run)
+    sites = model.get("collaborative_heads")
     named = [site for site in attention_types.SITES if site in attention_types.parse_sites(sites or "none")]
     words = []
     if not named:
@@ -75,23 +80,23 @@ def heads(run: TrainingRecord) -> str:
     else:
         everywhere = len(named) == len(attention_types.SITES)
         words.append("collaborative" if everywhere else f"collaborative in {', '.join(named)}")
-        mixing = lookup(run, "config.model.mixing_init")
+        mixing = model.get("mixing_init")
         if mixing not in (None, "xavier"):
             words.append(mixing)
-        rate = lookup(run, "config.model.mixing_lr_multiplier")
+        rate = model.get("mixing_lr_multiplier")
         if rate not in (None, 1) and mixing != "converted":
             words.append(f"{rate:g}× learning rate on the mixing matrix")
-    if lookup(run, "config.model.attention_init") == "authors":
+    if model.get("attention_init") == "authors":
         words.append("authors' initialisation")
-    factor = logits_factor(run["config"]["model"])
+    factor = logits_factor(model)
     if factor != 1:
         words.append(f"attention logits × {factor:.3g}")
-    if any("num_heads" in shape for shape in run["config"]["model"].get("attention_shapes", {}).values()):
+    if any("num_heads" in shape for shape in (model.get("attention_shapes") or {}).values()):
         words.append("pruned")
     if "recipe.training_module" in run.get("files", {}):
         words.append("trained with a different --user-dir")
     for field, label in LABELS.items():
-        number = lookup(run, f"config.model.{field}")
+        number = model.get(field)
         if number is not None:
             words.append(label.format(number, s="s" * (number != 1)))
     if "published" in run:
@@ -110,7 +115,7 @@ def logits_factor(model: Dict[str, Any]) -> float:
 
 def keys(run: TrainingRecord) -> Dict[str, Any]:
     """Fields that rows can be grouped by."""
-    model = run["config"]["model"]
+    model = whole_model(run)
     dims = {site: key_dim(model, site) for site in attention_types.SITES}
     if len(set(dims.values())) == 1:
         shown = dims["encoder"]
@@ -134,7 +139,7 @@ def averaged(run: TrainingRecord) -> Optional[str]:
 
 def cache(run: TrainingRecord) -> Optional[int]:
     """Numbers that decoding stores per token and self-attention layer; None if layers differ."""
-    model = run["config"]["model"]
+    model = whole_model(run)
     if None in (model.get("decoder_attention_heads"), model.get("decoder_embed_dim")) or model.get("attention_shapes"):
         return None
     return attention_types.kv_cache_per_token(attention_types.uninitialized_layer(model, "decoder"))

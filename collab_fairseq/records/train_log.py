@@ -10,7 +10,7 @@ import shlex
 import statistics
 from typing import Any, Dict, List
 
-from collab_fairseq.records.files import PathLike
+from collab_fairseq.files import PathLike
 from fairseq_modern.errors import UserError
 
 # the prefix names the curve; lines within an epoch, which belong to "train", have none

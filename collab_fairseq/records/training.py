@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 from collab_fairseq.checkpoints import DICTIONARIES, num_parameters, num_updates
-from collab_fairseq.records.files import PathLike
+from collab_fairseq.files import PathLike
 from collab_fairseq.records.record import Record, plain
 from collab_fairseq.records.train_log import read_train_log
 from fairseq_modern.files import read_checksums

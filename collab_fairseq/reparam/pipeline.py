@@ -9,8 +9,8 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Union
 from collab_fairseq import checkpoints, translation
 from collab_fairseq.attention.factors import ReparamError, ScoreWeights, relative_error
 from collab_fairseq.checkpoints import PathLike, file_setting
+from collab_fairseq.files import check_writable
 from collab_fairseq.records import pages
-from collab_fairseq.records.files import check_writable
 from collab_fairseq.records.record import Record
 from collab_fairseq.translation import TrainedModel
 

@@ -30,8 +30,8 @@ except ImportError as error:
 from collab_fairseq.checkpoints import file_setting, sha256
 from collab_fairseq.cli.main import guarded
 from collab_fairseq.cli.options import command
+from collab_fairseq.files import write_json, write_text
 from collab_fairseq.records import pages
-from collab_fairseq.records.files import write_json, write_text
 from collab_fairseq.records.record import Record, load
 from collab_fairseq.reparam.pipeline import Settings
 from fairseq_modern.errors import UserError

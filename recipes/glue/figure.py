@@ -16,8 +16,8 @@ from table import CONSTANT, STANDARD, Study, studies
 from tasks import TASKS, TITLES
 
 from collab_fairseq.cli.main import guarded
+from collab_fairseq.files import PathLike
 from collab_fairseq.records.drawing import COLOURS, drawing, points
-from collab_fairseq.records.files import PathLike
 from collab_fairseq.records.record import load
 from collab_fairseq.scoring.significance import Interval
 from fairseq_modern.errors import UserError

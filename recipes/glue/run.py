@@ -35,8 +35,8 @@ except ImportError as error:
 from collab_fairseq.checkpoints import file_setting, sha256
 from collab_fairseq.cli.main import guarded
 from collab_fairseq.cli.options import command
+from collab_fairseq.files import write_text
 from collab_fairseq.huggingface import check_tokens
-from collab_fairseq.records.files import write_text
 from collab_fairseq.records.record import Record
 
 logger = logging.getLogger("glue")

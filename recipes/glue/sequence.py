@@ -23,7 +23,7 @@ from typing import Any, Dict, List
 from tasks import GLUE
 
 from collab_fairseq.cli.main import guarded
-from collab_fairseq.records.files import write_bytes
+from collab_fairseq.files import write_bytes
 from fairseq_modern.errors import UserError
 
 logger = logging.getLogger("sequence")

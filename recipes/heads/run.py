@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, List
 
 from collab_fairseq.cli.options import command, positive
+from collab_fairseq.files import write_text
 from collab_fairseq.heads.ablation import TestSet
 from collab_fairseq.heads.record import new_record, settings_of_tests
-from collab_fairseq.records.files import write_text
 from collab_fairseq.translation import load_model
 from fairseq_modern.errors import UserError
 from recipes.heads import gates, page

@@ -34,10 +34,10 @@ from collab_fairseq.attention.factors import HeadFactors, ScoreWeights, relative
 from collab_fairseq.checkpoints import file_setting
 from collab_fairseq.cli.main import guarded
 from collab_fairseq.cli.options import command
+from collab_fairseq.files import PathLike
 from collab_fairseq.huggingface import score_weights
 from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import check_figure, drawing, other_look, points
-from collab_fairseq.records.files import PathLike
 from collab_fairseq.records.record import Record, load
 from collab_fairseq.reparam import fit_layers
 from collab_fairseq.reparam.folders import Source, divergence, metrics, outputs, read_evaluation, read_texts

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from collab_fairseq.records.files import write_text
+from collab_fairseq.files import write_text
 from collab_fairseq.reparam.allocation import GRID
 from fairseq_modern.errors import UserError
 from recipes.reparam import report, study

@@ -4,7 +4,7 @@ import contextlib
 import json
 from typing import Dict, List
 
-from collab_fairseq.records.files import write_text
+from collab_fairseq.files import write_text
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import CHECKSUMS, damaged_files
 

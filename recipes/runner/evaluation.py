@@ -14,7 +14,7 @@ from typing import Any, Dict, Optional
 from omegaconf import DictConfig
 
 from collab_fairseq import checkpoints
-from collab_fairseq.records.files import write_bytes, write_json
+from collab_fairseq.files import write_bytes, write_json
 from collab_fairseq.records.record import load as load_record
 from collab_fairseq.records.training import make_record
 from fairseq_modern.errors import UserError

@@ -13,7 +13,7 @@ from typing import Any, Dict, Iterator, Tuple, Union
 import yaml
 from omegaconf import OmegaConf
 
-from collab_fairseq.records.files import write_text
+from collab_fairseq.files import write_text
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import CHECKSUMS, acquire_lock, read_checksums, remove_stale_temp_files
 

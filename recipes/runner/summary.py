@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 from typing import Dict, List, Sequence, Tuple
 
+from collab_fairseq.files import write_text
 from collab_fairseq.records import figures, table
-from collab_fairseq.records.files import write_text
 from collab_fairseq.records.rows import load_run
 from collab_fairseq.scoring.generate_log import read_translations
 from collab_fairseq.scoring.references import read_lines

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import pytest
 
-from collab_fairseq.records.files import write_json, write_text
+from collab_fairseq.files import write_json, write_text
 from collab_fairseq.records.rows import load_run
 from collab_fairseq.scoring.evaluation import evaluate
 

@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 
+from collab_fairseq.files import write_json, write_text
 from collab_fairseq.records import environment
-from collab_fairseq.records.files import write_json, write_text
 from collab_fairseq.records.record import Record
 from collab_fairseq.records.train_log import read_train_log
 from collab_fairseq.records.training import make_record, read_usage

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
+from collab_fairseq.files import write_json
 from collab_fairseq.records import figures
-from collab_fairseq.records.files import write_json
 from tests import common
 from tests.unit.conftest import rows_of
 
