@@ -1,7 +1,7 @@
 """Print a Markdown table of training runs, or draw a figure, from their records.
 
     collab table results/runs/multi30k-*-u2500.json
-    collab table RECORD ... --baseline multi30k-none-s1-u2500 > table.md
+    collab table RECORD ... --baseline multi30k-none-s1-u2500 --output table.md
     collab table RECORD ... --figure results/curves.svg
 
 One row per configuration: means over its seeds, and scores with 95 % intervals over seeds and sentences. --baseline
@@ -16,10 +16,11 @@ import os
 import sys
 from typing import List, Sequence
 
+from collab_fairseq.files import check_writable, write_text
 from collab_fairseq.records.columns import COLUMNS, GROUP_BY, ON_REQUEST
 from collab_fairseq.records.drawing import add_figure_flags, figure_file
 
-from .options import reject_flags
+from .options import check_distinct, reject_flags
 
 HELP = "make tables and figures from records"
 
@@ -42,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--group-by", type=_names, default=list(GROUP_BY), metavar="A,B,...", help=text)
     text = "name of a run: compare the other rows with its row; repeatable"
     add("--baseline", action="append", default=[], metavar="NAME", help=text)
+    add("--output", metavar="FILE", help="write the table to FILE, with links relative to it (default: print it)")
     add_figure_flags(parser, "draw a figure instead of a table")
     text = "validation loss against updates, or scores against parameters or wall_time"
     against = ("updates", "parameters", "wall_time")
@@ -59,14 +61,22 @@ def _names(text: str) -> List[str]:
 
 def run(args: argparse.Namespace) -> int:
     if args.figure:
-        reject_flags(args, ("columns", "baseline"), "is for tables, not for --figure")
+        reject_flags(args, ("output", "columns", "baseline"), "is for tables, not for --figure")
     else:
         reject_flags(args, ("x", "y"), "needs --figure")
     if args.x == "updates":
         reject_flags(args, ("y",), "needs --x parameters or --x wall_time")
     figure = figure_file(args)
     if figure is None:
-        sys.stdout.write(_table(args, os.getcwd()))
+        check_writable(args.output)
+        folder = os.path.dirname(os.path.abspath(args.output)) if args.output else os.getcwd()
+        text = _table(args, folder)
+        if args.output:
+            check_distinct(args.output, *args.records)
+            write_text(text, args.output)
+            logger.info("wrote %s", args.output)
+        else:
+            sys.stdout.write(text)
         return 0
     from collab_fairseq.records import figures
     from collab_fairseq.records.rows import load_run

@@ -20,6 +20,10 @@ collab = functools.partial(common.collab, "table")
 def test_prints_a_table(files):
     printed = collab(*files, "--columns", "heads,key_dim,sacrebleu")
     assert list(rows_of(printed)[0]) == ["heads", "key dimension", "sacreBLEU test_a", "sacreBLEU test_b"]
+    collab(*files, "--columns", "heads,key_dim,sacrebleu", "--output", files[0].with_name("table.md"))
+    page = files[0].with_name("table.md").read_text()
+    assert page.split("Records:")[0] == printed.split("Records:")[0]
+    assert "](.)." in page  # links are relative to the page
 
 
 @pytest.mark.parametrize(
@@ -30,6 +34,7 @@ def test_prints_a_table(files):
         ("--baseline x", "the baseline must be one of none-None-s1"),
         ("--figure x.eps", "must end in .png, .svg or .pdf; got x.eps"),
         ("--figure x.png --y chrf", "--y needs --x parameters or --x wall_time"),
+        ("empty.json --output empty.json", "must be a training record"),
         ("empty.json", "empty.json must be a training record (schema 1); got no record"),
     ],
 )

@@ -16,6 +16,7 @@ COMMANDS = [
     "reparam missing.pt --key-dim 8 --output fine.pt --json",
     "score missing.log --json",
     "table missing.json --figure",
+    "table missing.json --output",
     "heads ablate missing.pt --reference test=missing --json",
     "heads gates missing.pt --output",
     "heads prune missing.pt --remove 40 --output",
