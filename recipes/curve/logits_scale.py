@@ -46,4 +46,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded("score_scale.py", main))
+    sys.exit(guarded("logits_scale.py", main))

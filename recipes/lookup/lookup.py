@@ -36,7 +36,7 @@ from collab_fairseq.records.record import Record
 logger = logging.getLogger("lookup")
 
 BITS, HEADS, LABELS = 3, 6, 8
-#: width of the layer, whose output is the scores of all labels of all heads
+#: width of the layer, whose output is the logits of all labels of all heads
 WIDTH = HEADS * LABELS
 TASKS = {"shared": list(itertools.combinations(range(4), 2)), "disjoint": [(2 * i, 2 * i + 1) for i in range(HEADS)]}
 ATTENTION = {"standard": StandardAttention, "collaborative": CollaborativeAttention}
@@ -48,7 +48,7 @@ PREDICTED = {
 }
 KEY_DIMS = (6, 12, 24, 36, 48)  # multiples of HEADS
 SOLVED = 0.99
-#: score of a label if a head attends to it only
+#: logit of a label if a head attends to it only
 CERTAIN = 4.0
 
 
@@ -110,20 +110,20 @@ def solve(task: str, heads: str, key_dim: int, seed: int, updates: int) -> Dict[
     optimizer = torch.optim.Adam(trained, lr=0.01)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, updates)
 
-    def scores(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def logits(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         output, _ = layer(query, keys, values, need_weights=False)
         return output.view(-1, HEADS, LABELS)
 
     for _ in range(updates):
         *inputs, labels = batch(task, 128, generator)
-        loss = cross_entropy(scores(*inputs).flatten(0, 1), labels.flatten())
+        loss = cross_entropy(logits(*inputs).flatten(0, 1), labels.flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         schedule.step()
     with torch.no_grad():
         *inputs, labels = batch(task, 4000, generator)
-        accuracy = (scores(*inputs).argmax(-1) == labels).float().mean()
+        accuracy = (logits(*inputs).argmax(-1) == labels).float().mean()
     return {"accuracy": round(float(accuracy), 5), "loss": round(loss.item(), 5)}
 
 
