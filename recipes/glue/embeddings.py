@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Convert a sentence encoder at several key dimensions without labels, and measure STS-B by cosine similarity.
 
-    embeddings.py --model data/all-MiniLM-L6-v2
-    embeddings.py results/glue/embeddings-*.json    # the tables of these records
+    python -m recipes.glue.embeddings --model data/all-MiniLM-L6-v2
+    python -m recipes.glue.embeddings results/glue/embeddings-*.json    # the tables of these records
 
 Methods: `unweighted` (the paper's objective), `calibrated` (256 sentences of STS-B's training set), `distilled` (then
 trained without labels on the sentences of the training sets of STS-B, MRPC and SST-2). OUTPUT contains the texts, the
@@ -20,10 +20,10 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 try:
     import torch
-    from table import existing
-    from tasks import TASKS, read
 
     from collab_fairseq.reparam.folders import Source, convert_folder
+    from recipes.glue.table import existing
+    from recipes.glue.tasks import TASKS, read
 except ImportError as error:
     sys.exit(f"recipes/glue/embeddings.py: error: {error}; pip install 'collab_fairseq[huggingface,plots]'")
 
@@ -160,7 +160,7 @@ def markdown(arguments: Sequence[str], folder: str = ".") -> str:
             )
             if not path.is_file():
                 shutil.rmtree(args.output / name, ignore_errors=True)  # interrupted between model and record
-                line = command("recipes/glue/embeddings.py")
+                line = command("python -m recipes.glue.embeddings")
                 content = convert_folder(args.model, args.output / name, settings, line).content
                 content.update(name=f"embeddings-{name}", settings={**content["settings"], "data": data})
                 write_json(content, path)
@@ -183,7 +183,12 @@ def markdown(arguments: Sequence[str], folder: str = ".") -> str:
         models = {name: Source.load(folder, "cpu").model for name, folder in folders.items()}
         settings_ = {"model": file_setting(args.model), "batch": BATCH, "repeats": REPEATS}
         record_ = Record(
-            "study", "embeddings-speed", command("recipes/glue/embeddings.py"), settings_, path, fixed=("hardware",)
+            "study",
+            "embeddings-speed",
+            command("python -m recipes.glue.embeddings"),
+            settings_,
+            path,
+            fixed=("hardware",),
         )
         record_.part("bytes", lambda: {n: (Path(f) / "model.safetensors").stat().st_size for n, f in folders.items()})
         record_.part("rates", lambda: {str(length): sentences_per_second(models, length) for length in LENGTHS})

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Figure 5 of the paper from records of run.py: score against key dimension, with and without fine-tuning again.
 
-    figure.py results/glue/*.json --output results/glue/figure-5.svg
+    python -m recipes.glue.figure results/glue/*.json --output results/glue/figure-5.svg
 
 A .pdf file has no title and description, which belong in the caption.
 """
@@ -12,15 +12,14 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, Mapping, Sequence
 
-from table import CONSTANT, STANDARD, Study, studies
-from tasks import TASKS, TITLES
-
 from collab_fairseq.cli.main import guarded
 from collab_fairseq.files import PathLike
 from collab_fairseq.records.drawing import COLOURS, drawing, points
 from collab_fairseq.records.record import load
 from collab_fairseq.scoring.significance import Interval
 from fairseq_modern.errors import UserError
+from recipes.glue.table import CONSTANT, STANDARD, Study, studies
+from recipes.glue.tasks import TASKS, TITLES
 
 #: kind of stage → label, colour and marker of its line
 LINES = {

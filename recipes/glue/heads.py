@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Tables of head analyses from records of `collab heads`, all of the same analysis: redundancy, ablate or prune.
 
-    heads.py results/glue/*.ablate.json
+    python -m recipes.glue.heads results/glue/*.ablate.json
 
-A record is NAME.ANALYSIS.json. recipes/heads/figures.py draws the figures.
+A record is NAME.ANALYSIS.json. recipes.heads.figures draws the figures.
 """
 
 import argparse
@@ -12,14 +12,13 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Sequence
 
-from table import existing
-
 from collab_fairseq.cli.main import guarded
 from collab_fairseq.heads import ablation, pruning, redundancy
 from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import number_text
 from collab_fairseq.records.record import load
 from fairseq_modern.errors import UserError
+from recipes.glue.table import existing
 
 SPLIT = "text"
 #: curve of all heads by importance

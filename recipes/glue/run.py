@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Fine-tune on GLUE, convert to collaborative heads, fine-tune again: Table 2 of the paper.
 
-    run.py --model google-bert/bert-base-uncased
-    run.py --rehearse bert     # a small model on a synthetic task, in minutes on one CPU core, without internet access
+    python -m recipes.glue.run --model google-bert/bert-base-uncased
+    python -m recipes.glue.run --rehearse bert     # a small model, in minutes, without internet access
 
 The same command resumes an interrupted run from the last finished epoch. OUTPUT contains the models and record.json of
 each task, and table.md.
@@ -23,12 +23,12 @@ try:
     import numpy as np
     import torch
     import transformers
-    from paper import PAPER
-    from table import CONSTANT, STANDARD, numbers, table
-    from tasks import GLUE, TASKS, fetch, read, rehearsal
     from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer
 
     import collab_fairseq.reparam.huggingface as hf
+    from recipes.glue.paper import PAPER
+    from recipes.glue.table import CONSTANT, STANDARD, numbers, table
+    from recipes.glue.tasks import GLUE, TASKS, fetch, read, rehearsal
 except ImportError as error:
     sys.exit(f"recipes/glue/run.py: error: {error}; pip install 'collab_fairseq[huggingface,plots]'")
 
@@ -79,7 +79,7 @@ class Study:
         self.record = Record(
             "study",
             f"glue-{model_name}-{name}-s{args.seed}",
-            command("recipes/glue/run.py"),
+            command("python -m recipes.glue.run"),
             settings,
             folder / "record.json",
             device=self.device,

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Every measurement of the study of a small BERT, one after the other.
 
-    sequence.py --model data/all-MiniLM-L6-v2 --list      # names and commands of the steps
-    sequence.py --model data/all-MiniLM-L6-v2             # all steps
-    sequence.py --model data/all-MiniLM-L6-v2 speed decomposition    # these steps, which measure time: on a quiet core
+    python -m recipes.glue.sequence --model data/all-MiniLM-L6-v2 --list      # names and commands of the steps
+    python -m recipes.glue.sequence --model data/all-MiniLM-L6-v2             # all steps
+    python -m recipes.glue.sequence --model data/all-MiniLM-L6-v2 speed decomposition    # times, on a quiet core
 
 Each step is a command that resumes: the same command continues an interrupted sequence. A step that fails does not stop
 the others. With --publish, the records of finished steps are copied to a folder, under their final names.
@@ -20,11 +20,10 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List
 
-from tasks import GLUE
-
 from collab_fairseq.cli.main import guarded
 from collab_fairseq.files import write_bytes
 from fairseq_modern.errors import UserError
+from recipes.glue.tasks import GLUE
 
 logger = logging.getLogger("sequence")
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,10 +36,10 @@ TIMED = ("speed", "decomposition")
 def steps(args: argparse.Namespace) -> Dict[str, List[str]]:
     """Name → command, in order: the first seed, what depends on it, the other seeds, and measurements of time."""
     folder = args.output / args.model.name
-    python, glue = sys.executable, ROOT / "recipes" / "glue"
+    module = [sys.executable, "-m"]
     model = ["--model", args.model, "--data", args.data]
     tasks, (first, *others) = args.tasks.split(","), args.seeds.split(",")
-    heads = [python, "-m", "collab_fairseq.cli.main", "heads"]
+    heads = [*module, "collab_fairseq.cli.main", "heads"]
     found: Dict[str, List[Any]] = {}
     found["redundancy"] = [*heads, "redundancy", args.model, "--json", folder / f"{args.model.name}.redundancy.json"]
 
@@ -48,7 +47,14 @@ def steps(args: argparse.Namespace) -> Dict[str, List[str]]:
         for task in tasks:
             options = ["--tasks", task, "--key-dims", args.key_dims, "--seed", seed, "--discard", "--device", "cpu"]
             options += ["--epochs", args.epochs] if args.epochs else []
-            found[f"{task}-s{seed}"] = [python, glue / "run.py", *model, *options, "--output", folder / f"seed{seed}"]
+            found[f"{task}-s{seed}"] = [
+                *module,
+                "recipes.glue.run",
+                *model,
+                *options,
+                "--output",
+                folder / f"seed{seed}",
+            ]
 
     tune(first)
     for task in [task for task in ANALYSED if task in tasks]:
@@ -63,14 +69,14 @@ def steps(args: argparse.Namespace) -> Dict[str, List[str]]:
             words = ["--fields", ",".join(GLUE[task].fields), "--device", "cpu", "--json", records[name]]
             found[f"{name}-{task}"] = [*heads, name, tuned, *more, *words]
     embeddings = folder / "embeddings"
-    words = [python, glue / "embeddings.py", *model, "--output", embeddings, "--steps", args.distill_steps]
+    words = [*module, "recipes.glue.embeddings", *model, "--output", embeddings, "--steps", args.distill_steps]
     found["embeddings"] = [*words, "--no-speed"]
     for seed in others:
         tune(seed)
     found["speed"] = words
     files = ["--calibration", embeddings / "calibration.txt", "--evaluate", args.data / "stsb"]
-    script = ROOT / "recipes" / "reparam" / "decomposition.py"
-    found["decomposition"] = [python, script, folder / "decomposition.json", "--model", args.model, *files]
+    record = folder / "decomposition.json"
+    found["decomposition"] = [*module, "recipes.reparam.decomposition", record, "--model", args.model, *files]
     return {name: list(map(str, command)) for name, command in found.items()}
 
 
@@ -128,7 +134,7 @@ def main() -> int:
         minutes = (time.monotonic() - began) / 60
         logger.info("step %d of %d, %s, %.1f min since the start", number, len(chosen), name, minutes)
         # subprocess.run ends the step if this process is interrupted
-        if subprocess.run(commands[name], stdout=subprocess.DEVNULL).returncode:
+        if subprocess.run(commands[name], stdout=subprocess.DEVNULL, cwd=ROOT).returncode:
             failed.append(name)
     logger.info("finished in %.1f min", (time.monotonic() - began) / 60)
     if failed:

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Tables of GLUE studies from records of run.py, with the paper's Table 2: scores, differences, what is missing.
 
-    table.py runs/glue/*/seed*/*/record.json
-    table.py results/glue/*.json --tasks cola,mrpc,stsb,rte --seeds 1,2,3 --key-dims 384,192,128,64
+    python -m recipes.glue.table runs/glue/*/seed*/*/record.json
+    python -m recipes.glue.table results/glue/*.json --tasks cola,mrpc,stsb,rte --seeds 1,2,3 --key-dims 384,192,128,64
 
 With --tasks, --seeds and --key-dims, everything that the records lack of this grid is listed as missing.
 """
@@ -14,15 +14,14 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from paper import NAMES, PAPER, SOURCE, WIDTH
-from tasks import TASKS, TITLES
-
 from collab_fairseq.cli.main import guarded
 from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import number_text
 from collab_fairseq.records.record import load
 from collab_fairseq.scoring.significance import interval
 from fairseq_modern.errors import UserError
+from recipes.glue.paper import NAMES, PAPER, SOURCE, WIDTH
+from recipes.glue.tasks import TASKS, TITLES
 
 #: settings in which the records of one model and task may differ
 VARYING = ("seed", "transformers")

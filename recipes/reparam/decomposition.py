@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Time and error of the decomposition against the key dimension, for a Hugging Face encoder: Figure 4 of the paper.
 
-    decomposition.py RECORD.json --model data/all-MiniLM-L6-v2 --calibration sentences.txt --evaluate data/glue/stsb
-    decomposition.py RECORD.json --figure figure.svg
+    python -m recipes.reparam.decomposition RECORD.json --model data/all-MiniLM-L6-v2 \\
+        --calibration sentences.txt --evaluate data/glue/stsb
+    python -m recipes.reparam.decomposition RECORD.json --figure figure.svg
 
 With --model, everything that the record lacks is measured: the same command resumes an interrupted run. Seconds need a
 quiet core; they are those of all layers, without calibration, evaluation and conversion of the model. Methods:
@@ -28,7 +29,6 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Sequence
 
 import torch
-from study import authors_scale, parafac
 
 from collab_fairseq.attention.factors import HeadFactors, ScoreWeights, relative_error
 from collab_fairseq.checkpoints import file_setting
@@ -44,6 +44,7 @@ from collab_fairseq.reparam.folders import Source, divergence, metrics, outputs,
 from collab_fairseq.reparam.huggingface import calibrate, with_scores
 from collab_fairseq.scoring.significance import Interval
 from fairseq_modern.errors import UserError
+from recipes.reparam.study import authors_scale, parafac
 
 logger = logging.getLogger("decomposition")
 
@@ -78,7 +79,7 @@ class Decompositions:
             "threads": args.threads,
             "tensorly": importlib.metadata.version("tensorly"),
         }
-        line = command("recipes/reparam/decomposition.py")
+        line = command("python -m recipes.reparam.decomposition")
         options: Dict[str, Any] = {"threads": args.threads, "fixed": ("hardware",)}
         self.record = Record("study", NAME, line, settings, args.record, **options)
         self.parafac = functools.lru_cache(maxsize=1)(self._parafac)  # paper and authors share the factors

@@ -1,27 +1,20 @@
 """Time and error of the decomposition against the key dimension (Figure 4), with a small random encoder."""
 
-import importlib
 import json
 import random
-import sys
 
 import pytest
 import torch
 
 from collab_fairseq.records.record import load
-from tests.common import ROOT
 
 transformers = pytest.importorskip("transformers", reason="needs pip install 'collab_fairseq[huggingface]'")
 pytest.importorskip("tensorly", reason="needs pip install 'collab_fairseq[reparam]'")
 
 from collab_fairseq import huggingface as hf  # noqa: E402
+from recipes.reparam import decomposition  # noqa: E402
 from tests.unit.huggingface_cases import HEADS, WIDTH, make  # noqa: E402
 from tests.unit.test_reparam_folders import sentence, write  # noqa: E402
-
-RECIPE = ROOT / "recipes" / "reparam"
-sys.path.insert(0, str(RECIPE))
-decomposition = importlib.import_module("decomposition")
-sys.path.remove(str(RECIPE))
 
 
 @pytest.fixture(scope="module")

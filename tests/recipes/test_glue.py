@@ -2,7 +2,6 @@
 
 import copy
 import hashlib
-import importlib
 import json
 import os
 import socket
@@ -20,11 +19,9 @@ from tests.fairseq import forked
 
 for package in ("transformers", "accelerate", "sklearn", "scipy", "pandas"):
     pytest.importorskip(package, reason="pip install 'collab_fairseq[huggingface,plots]'")
-RECIPE = ROOT / "recipes" / "glue"
-sys.path.insert(0, str(RECIPE))
-NAMES = ("table", "tasks", "run", "minilm", "figure", "paper", "heads", "embeddings")
-table, tasks, recipe, minilm, figure, paper, heads, embeddings = (importlib.import_module(name) for name in NAMES)
-sys.path.remove(str(RECIPE))
+from recipes.glue import embeddings, figure, heads, minilm, paper, table, tasks  # noqa: E402
+from recipes.glue import run as recipe  # noqa: E402
+
 SMALL = ["--rehearse", "bert", "--sentences", "320", "--epochs", "2", "--key-dims", "16", "--output"]
 
 
@@ -212,22 +209,23 @@ def test_sequence_ends_its_step_and_continues(tmp_path):
         (tmp_path / "glue" / "mrpc" / f"{split}.jsonl").write_text(text)
     names = ["mrpc-s1", "importance-mrpc", "ablate-mrpc", "prune-mrpc"]
     folders = ["--model", tmp_path / "input" / "bert", "--data", tmp_path / "glue", "--output", tmp_path / "output"]
-    command = [sys.executable, RECIPE / "sequence.py", *folders, *PAIRS]
-    listed = subprocess.run([*command, "--list"], capture_output=True, text=True, check=True).stdout
+    command = [sys.executable, "-m", "recipes.glue.sequence", *folders, *PAIRS]
+    options = {"capture_output": True, "text": True, "cwd": ROOT}
+    listed = subprocess.run([*command, "--list"], check=True, **options).stdout
     steps = [line.partition(":")[0] for line in listed.splitlines()]
     assert steps == ["redundancy", *names, "embeddings", "speed", "decomposition"]
 
     with open(tmp_path / "log", "w", encoding="utf-8") as log:
-        process = subprocess.Popen([*command, *names], stderr=log, stdout=log)
+        process = subprocess.Popen([*command, *names], stderr=log, stdout=log, cwd=ROOT)
         folder = tmp_path / "output" / "bert" / "seed1" / "mrpc"
         forked.wait_for(lambda: (folder / "record.json").exists(), process, tmp_path / "log")
         process.terminate()
         assert process.wait() == 128 + 15
     running = subprocess.run(["ps", "-A", "-o", "args="], capture_output=True, text=True, check=True).stdout
     assert str(tmp_path) not in running
-    done = subprocess.run([*command, *names], capture_output=True, text=True, check=True)
+    done = subprocess.run([*command, *names], check=True, **options)
     assert "sequence: step 4 of 4, prune-mrpc" in done.stderr
-    subprocess.run([*command, "--publish", tmp_path / "records"], check=True)
+    subprocess.run([*command, "--publish", tmp_path / "records"], check=True, **options)
     published = {path.name: json.loads(path.read_text()) for path in (tmp_path / "records").iterdir()}
     analyses = [f"bert-mrpc.{name}.json" for name in ("ablate", "importance", "prune")]
     assert sorted(published) == sorted(["bert-mrpc-s1.json", *analyses])
@@ -239,7 +237,7 @@ def test_sequence_ends_its_step_and_continues(tmp_path):
     assert {name.partition("/")[0] for name in prune} >= {"random-1", "random-2", "random-3", "encoder_cross_decoder"}
     whole = published["bert-mrpc-s1.json"]["parts"]["standard"]["metrics"]["validation"]["accuracy"]
     assert prune["whole/text"]["score"] == pytest.approx(100 * whole)
-    again = subprocess.run([*command, *names, "embeddings"], capture_output=True, text=True)
+    again = subprocess.run([*command, *names, "embeddings"], **options)
     assert again.returncode == 1  # there is no STS-B here
     assert "error: these steps failed: embeddings;" in again.stderr
     table.markdown([str(tmp_path / "records" / "bert-mrpc-s1.json")])
@@ -292,15 +290,18 @@ def test_killed_rehearsal_resumes_to_the_same_result_without_internet(tmp_path, 
 
     with socket.create_server(("127.0.0.1", 0)) as proxy, open(tmp_path / "log", "w", encoding="utf-8") as log:
         internet = dict.fromkeys(("HTTPS_PROXY", "HTTP_PROXY"), f"http://127.0.0.1:{proxy.getsockname()[1]}")
-        command, env = [sys.executable, RECIPE / "run.py", *SMALL, tmp_path / "killed"], {**os.environ, **internet}
-        killed = subprocess.Popen(command, stderr=log, stdout=log, env=env)
+        command, env = (
+            [sys.executable, "-m", "recipes.glue.run", *SMALL, tmp_path / "killed"],
+            {**os.environ, **internet},
+        )
+        killed = subprocess.Popen(command, stderr=log, stdout=log, env=env, cwd=ROOT)
         checkpoints = tmp_path / "killed" / "toy" / "standard" / "checkpoints"
         state = checkpoints / "checkpoint-10" / "trainer_state.json"  # written last
         forked.wait_for(lambda: state.exists() and state.read_text().endswith("}\n"), killed, tmp_path / "log")
         killed.kill()
         killed.wait()
         (checkpoints / "checkpoint-11").mkdir()  # an incomplete checkpoint
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=env, cwd=ROOT)
         proxy.settimeout(0)
         with pytest.raises(BlockingIOError):
             pytest.fail(f"a request was sent: {proxy.accept()[0].recv(200)!r}")
