@@ -1,0 +1,1 @@
+"""BERT on GLUE: `python -m recipes glue`."""
