@@ -53,7 +53,7 @@ def multiplied(layers: Layers, multipliers: Mapping[str, Tensor]) -> Iterator[No
 
 @contextlib.contextmanager
 def masked(layers: Layers, heads: Mapping[str, Iterable[int]]) -> Iterator[None]:
-    """Set the outputs of these heads to zero; heads that the model lacks raise a ConfigurationError."""
+    """Set the outputs of these heads to zero; heads that the model lacks raise a UserError."""
     check_heads(heads, head_counts(layers))
     masks = {}
     for layer_id, members in heads.items():

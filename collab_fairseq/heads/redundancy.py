@@ -27,10 +27,10 @@ from collab_fairseq.attention.factors import HeadFactors
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.fairseq_compat import as_transformer_collab
 from collab_fairseq.modules.heads import in_model_order, short_name
-from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import checkpoint_layers
 from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import COLOURS, LAYERS, drawing, legend_columns
+from fairseq_modern.errors import UserError
 
 from .figures import SITE_TITLES
 
@@ -50,7 +50,7 @@ def read_weights(state: Mapping[str, Any]) -> Dict[str, HeadFactors]:
     weights = {}
     for layer_id, layer in checkpoint_layers(as_transformer_collab(dict(state))).items():
         if "keys" in layer.shared():
-            raise ConfigurationError(
+            raise UserError(
                 "heads must have separate keys or shared key dimensions; "
                 f"the heads of {short_name(layer_id)} share keys"
             )

@@ -85,7 +85,7 @@ def relevance_by_step(trained: TrainedModel, sample: Any) -> Iterator[Dict[str, 
     """Relevance of the H heads of each encoder layer at every generation step of N sentences: layer_id → (N, H).
 
     Raises:
-        ConfigurationError: the model has an adaptive softmax.
+        UserError: the model has an adaptive softmax.
     """
     model, layers = trained.model, attention_layers(trained.model)
     trained.check_logits("relevance; give --relevance-sentences 0")

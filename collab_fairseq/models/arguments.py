@@ -11,7 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 from collab_fairseq import checkpoints
 from collab_fairseq.attention.attention_types import KEY_DIM_SETTINGS, SITES, parse_sites, side_of
 from collab_fairseq.modules.fairseq_compat import as_transformer_collab, model_config
-from collab_fairseq.modules.settings import SUB_CONFIGS, ConfigurationError, flat, parse_shapes
+from collab_fairseq.modules.settings import SUB_CONFIGS, flat, parse_shapes
+from fairseq_modern.errors import UserError
 
 from .checks import DEFAULT_IF_NONE, FIELD_TYPES, check_config, check_fields
 from .config import OWN_DEFAULTS, TransformerCollabConfig
@@ -43,7 +44,7 @@ def flatten(cfg: DictConfig, others: bool = False) -> None:
     settings = flat(OmegaConf.to_container(cfg))
     for name in settings:
         if not others and name not in FIELD_TYPES and name != "arch":
-            raise ConfigurationError(f"model.{name} is not a setting of transformer_collab")
+            raise UserError(f"model.{name} is not a setting of transformer_collab")
     for section in SUB_CONFIGS:
         cfg.pop(section, None)
     cfg.update(settings)
@@ -56,7 +57,7 @@ def configure(settings: Any) -> TransformerCollabConfig:
         settings: section ``model`` of a Hydra config, nested or flat; not modified.
 
     Raises:
-        ConfigurationError: invalid settings.
+        UserError: invalid settings.
     """
     cfg: DictConfig = OmegaConf.create(dict(OmegaConf.to_container(OmegaConf.create(settings), resolve=True)))  # type: ignore[arg-type]
     flatten(cfg)
@@ -95,7 +96,7 @@ def keep_layers(cfg: TransformerCollabConfig) -> None:
     for layer_id in shapes:
         if layer_id not in layer_ids:
             expected = ", ".join(f"{site}.0 to {site}.{stack.layers - 1}" for site, stack in stacks.items())
-            raise ConfigurationError(f"keys of attention_shapes must be {expected}; got {layer_id!r}")
+            raise UserError(f"keys of attention_shapes must be {expected}; got {layer_id!r}")
     cfg.attention_shapes = {
         f"{site}.{new}": cfg.attention_shapes[f"{site}.{old}"]
         for site in SITES
@@ -117,7 +118,7 @@ def _kept(side: str, stack: Any) -> List[int]:
     if len(names) in (0, len(layers)):  # as many as there are: all of them, or fairseq has removed the others before
         return layers
     if not set(names) <= set(map(str, layers)) or len(set(names)) < len(names):
-        raise ConfigurationError(
+        raise UserError(
             f"--{side}-layers-to-keep must be different layers from 0 to {stack.layers - 1}, joined by commas; "
             f"got {stack.layers_to_keep}"
         )
@@ -136,11 +137,11 @@ def inherit_attention(args: Any) -> None:
         return
     state = checkpoints.load(path)
     if not isinstance(state.get("model"), dict):
-        raise ConfigurationError(f"--attention-from must be a checkpoint with model parameters; {path} has none")
+        raise UserError(f"--attention-from must be a checkpoint with model parameters; {path} has none")
     try:
         config = {**copy.deepcopy(OWN_DEFAULTS), **model_config(as_transformer_collab(state))}
-    except ConfigurationError as error:
-        raise ConfigurationError(f"--attention-from {path}: {error}") from error
+    except UserError as error:
+        raise UserError(f"--attention-from {path}: {error}") from error
     for name in _INHERITED:
         if name not in config:
             continue
@@ -151,7 +152,7 @@ def inherit_attention(args: Any) -> None:
             differs = parse_sites(value) != parse_sites(inherited)
         if differs:
             flag = "--" + name.replace("_", "-")
-            raise ConfigurationError(f"{flag} is {value}, but {inherited} in --attention-from {path}; leave out {flag}")
+            raise UserError(f"{flag} is {value}, but {inherited} in --attention-from {path}; leave out {flag}")
         setattr(args, name, inherited)
     args.attention_from = None
     if OmegaConf.is_config(args):  # of the model only: whether the run loads weights is unknown here

@@ -15,12 +15,12 @@ from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.heads import check_heads, parse_heads
 from collab_fairseq.modules.settings import (
     SUB_CONFIGS,
-    ConfigurationError,
     check_type,
     flat,
     parse_shapes,
     parse_sites,
 )
+from fairseq_modern.errors import UserError
 
 from .config import TransformerCollabConfig
 
@@ -41,7 +41,7 @@ FIELD_TYPES = flat({**_HINTS, **{section: get_type_hints(_HINTS[section]) for se
 
 
 def check_fields(settings: Mapping[str, Any]) -> None:
-    """Raise ConfigurationError unless settings by flat name have valid types and ranges; ignore unknown names."""
+    """Raise UserError unless settings by flat name have valid types and ranges; ignore unknown names."""
     for name, value in settings.items():
         check_type("the name of a setting of the model", str, name)
         if name not in FIELD_TYPES or (value is None and name in DEFAULT_IF_NONE):
@@ -50,7 +50,7 @@ def check_fields(settings: Mapping[str, Any]) -> None:
         for endings, (least, most) in _RANGES.items():
             if name.endswith(endings) and (value is None or not least <= value <= most):
                 expected = f"at least {least}" if most == math.inf else f"between {least} and {most:,}"
-                raise ConfigurationError(f"model.{name} must be {expected}; got {value}")
+                raise UserError(f"model.{name} must be {expected}; got {value}")
 
 
 def _sites(cfg: TransformerCollabConfig) -> List[str]:
@@ -59,10 +59,10 @@ def _sites(cfg: TransformerCollabConfig) -> List[str]:
 
 
 def check_config(cfg: TransformerCollabConfig) -> None:
-    """Raise ConfigurationError unless every layer can be built from its settings and every flag has an effect."""
+    """Raise UserError unless every layer can be built from its settings and every flag has an effect."""
     for side in ("encoder", "decoder"):
         if getattr(cfg, side).xformers_att_config is not None:
-            raise ConfigurationError(f"--{side}-xformers-att-config is not an option of transformer_collab")
+            raise UserError(f"--{side}-xformers-att-config is not an option of transformer_collab")
     _check_heads(cfg)
     layers = []
     for layer_id in (*_sites(cfg), *parse_shapes(cfg.attention_shapes)):  # a site: its layers without their own shape
@@ -70,16 +70,16 @@ def check_config(cfg: TransformerCollabConfig) -> None:
             with torch.device("meta"):
                 layers.append(build_attention(cfg, layer_id))
         except (ValueError, RuntimeError, AssertionError) as error:  # from the layer, torch, fairseq's quant_noise
-            raise ConfigurationError(f"{layer_id} attention: {error}") from error
+            raise UserError(f"{layer_id} attention: {error}") from error
     _check_flags(flat(cfg), layers)
 
 
 def _check_flags(settings: Mapping[str, Any], layers: Sequence[AttentionLayer]) -> None:
-    """Raise ConfigurationError if a flag is a setting or the kernel of attention types that no layer has."""
+    """Raise UserError if a flag is a setting or the kernel of attention types that no layer has."""
     heads = " and ".join(sorted({layer.type_name for layer in layers}))
     kernel, kernels = settings["attention_kernel"], {name for layer in layers for name in layer.kernels}
     if kernel not in ("auto", *kernels):
-        raise ConfigurationError(
+        raise UserError(
             f"--attention-kernel must be among auto, {', '.join(sorted(kernels))} with {heads} heads; got {kernel!r}"
         )
     used = {name for layer in layers for name in layer.settings.values()}
@@ -89,7 +89,7 @@ def _check_flags(settings: Mapping[str, Any], layers: Sequence[AttentionLayer]) 
             has_default = is_given(getattr(TransformerCollabConfig, name))
             if not has_default and name not in used and is_given(settings[name]):
                 flag = f"--{name.replace('_', '-')}"
-                raise ConfigurationError(f"{flag} is for {attention_type.type_name} heads; the model has {heads} heads")
+                raise UserError(f"{flag} is for {attention_type.type_name} heads; the model has {heads} heads")
 
 
 def _check_heads(cfg: TransformerCollabConfig) -> None:
@@ -105,13 +105,13 @@ def _check_heads(cfg: TransformerCollabConfig) -> None:
     gated = parse_sites(cfg.head_gates, "--head-gates")
     if cfg.no_cross_attention and ("cross" in gated or cfg.cross_key_dim is not None):
         name = "--head-gates cross" if "cross" in gated else "--cross-key-dim"
-        raise ConfigurationError(f"{name} needs cross-attention; leave out --no-cross-attention")
+        raise UserError(f"{name} needs cross-attention; leave out --no-cross-attention")
     if cfg.head_gates_freeze_decoder and gated != {"encoder"}:
-        raise ConfigurationError(f"--head-gates must be encoder with --head-gates-freeze-decoder; got {cfg.head_gates}")
+        raise UserError(f"--head-gates must be encoder with --head-gates-freeze-decoder; got {cfg.head_gates}")
 
 
 def check_checkpoint(state: Dict[str, Any]) -> None:
-    """Raise ConfigurationError for invalid or missing settings, or missing layers, in a checkpoint.
+    """Raise UserError for invalid or missing settings, or missing layers, in a checkpoint.
 
     fairseq itself checks the settings of task and criterion.
 
@@ -125,7 +125,7 @@ def check_checkpoint(state: Dict[str, Any]) -> None:
         check_type(f"cfg.{name}", Dict, settings)
     criterion = str(sections["criterion"].get("_name"))
     if criterion not in CRITERION_REGISTRY:
-        raise ConfigurationError(f"cfg.criterion must be a criterion of fairseq; got {criterion[:80]!r}")
+        raise UserError(f"cfg.criterion must be a criterion of fairseq; got {criterion[:80]!r}")
     multiple = "required_batch_size_multiple"
     check_type(f"dataset.{multiple}", int, sections["dataset"].get(multiple))
     model = model_config(state)
@@ -134,7 +134,7 @@ def check_checkpoint(state: Dict[str, Any]) -> None:
         saved = {name.split(".")[2] for name in state["model"] if name.startswith(f"{side}.layers.")}
         layers = model.get(f"{side}_layers", 0)
         if layers > len(saved):
-            raise ConfigurationError(
+            raise UserError(
                 f"model.{side}_layers must be at most {len(saved)}, the number of layers in the checkpoint; "
                 f"got {layers}"
             )

@@ -8,7 +8,7 @@ import hashlib
 from typing import Any, Dict, Mapping, Optional
 
 from collab_fairseq.checkpoints import DICTIONARIES
-from collab_fairseq.modules.settings import ConfigurationError
+from fairseq_modern.errors import UserError
 
 
 def dictionary_digests(task: Any) -> Dict[str, Optional[str]]:
@@ -28,7 +28,7 @@ def dictionary_digests(task: Any) -> Dict[str, Optional[str]]:
 
 
 def check_dictionaries(saved: Mapping[str, Any], current: Mapping[str, Any], origin: str) -> None:
-    """Raise ConfigurationError if dictionaries differ. Earlier versions did not save their digests.
+    """Raise UserError if dictionaries differ. Earlier versions did not save their digests.
 
     Args:
         saved: settings of a trained model.
@@ -38,7 +38,7 @@ def check_dictionaries(saved: Mapping[str, Any], current: Mapping[str, Any], ori
     for name in DICTIONARIES:
         expected, digest = saved.get(name), current.get(name)
         if None not in (expected, digest) and expected != digest:
-            raise ConfigurationError(
+            raise UserError(
                 f"the {name.split('_')[0]} dictionary must have the symbols of the one that {origin} was trained with, "
                 f"in the same order (SHA-256 {str(expected)[:12]}…); got another one ({str(digest)[:12]}…): it is the "
                 "data of another model"

@@ -26,10 +26,10 @@ from collab_fairseq.checkpoints import DICTIONARIES, model_settings
 from collab_fairseq.modules.compiled import CompiledDecoderLayer, CompiledEncoderLayer
 from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.layers import CollabDecoderLayer, CollabEncoderLayer
-from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import attention_layers, checkpoint_layers, parameter_prefix
 from collab_fairseq.search.shortlist import ShortlistGenerator
 from collab_fairseq.training.dropout import use_fast_dropout
+from fairseq_modern.errors import UserError
 
 from .arguments import resolve
 from .config import TransformerCollabConfig
@@ -69,7 +69,7 @@ def _wrap(layer: nn.Module, cfg: TransformerCollabConfig) -> nn.Module:
         min_parameters = 0  # a checkpointed layer is always a separate shard
     wrapped = fsdp_wrap(layer, min_num_params=min_parameters)
     if cfg.compile and (cfg.checkpoint_activations or wrapped is not layer):
-        raise ConfigurationError(
+        raise UserError(
             "--compile is for plain layers: leave out --checkpoint-activations and --ddp-backend fully_sharded, "
             "or --compile"
         )
@@ -182,7 +182,7 @@ class TransformerCollabModel(TransformerModelBase):
             task: fairseq task with the dictionaries.
 
         Raises:
-            ConfigurationError: invalid settings, or those of a model with other dictionaries.
+            UserError: invalid settings, or those of a model with other dictionaries.
         """
         cfg = resolve(args)
         digests = dictionary_digests(task)
@@ -237,7 +237,7 @@ class TransformerCollabModel(TransformerModelBase):
         optimizer = getattr(settings, "_name", None) or getattr(settings, "optimizer", None)
         multiplier = self.args.mixing_lr_multiplier
         if multiplier != 1.0 and optimizer not in SCALE_INVARIANT:
-            raise ConfigurationError(
+            raise UserError(
                 f"--mixing-lr-multiplier {multiplier} needs an optimizer whose step size does not depend on the scale "
                 f"of the gradient (--optimizer {', '.join(SCALE_INVARIANT)}); got {optimizer}"
             )
@@ -259,10 +259,10 @@ class TransformerCollabModel(TransformerModelBase):
         previous, current = model_config(state).get("mixing_lr_multiplier", 1.0), self.args.mixing_lr_multiplier
         if state.get("last_optimizer_state") and not reset_optimizer:
             if previous == current:
-                raise ConfigurationError(
+                raise UserError(
                     f"the logit scales in {filename} differ from those of the model; give --attention-from {filename}"
                 )
-            raise ConfigurationError(
+            raise UserError(
                 f"--mixing-lr-multiplier must be {previous}, as in {filename}, whose optimizer state depends on it; "
                 f"got {current} (or give --reset-optimizer)"
             )

@@ -13,8 +13,9 @@ from typing import Any, Callable, Optional
 import torch
 from torch import Tensor, nn
 
+from fairseq_modern.errors import UserError
+
 from .layers import CollabDecoderLayer, CollabEncoderLayer
-from .settings import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
@@ -106,14 +107,14 @@ def _compiled(device: str) -> Callable[..., Any]:
 
 
 def _check_compiler(device: str) -> None:
-    """Raise ConfigurationError if a small function does not compile, for example without Triton or a C++ compiler."""
+    """Raise UserError if a small function does not compile, for example without Triton or a C++ compiler."""
     x = torch.ones(3, device=device)
     try:
         torch.compile(lambda x: torch.relu(x) + 1, backend=BACKEND)(x)
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         compiler = "a C++ compiler" if device == "cpu" else "Triton and a C compiler"
-        raise ConfigurationError(
+        raise UserError(
             f"--compile needs {compiler} that torch.compile can use for {device} devices; a trial failed: {reason}"
         ) from error
     if device == "cpu" and BACKEND == "inductor":

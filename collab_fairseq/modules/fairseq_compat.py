@@ -12,8 +12,9 @@ from fairseq.modules import MultiheadAttention
 from omegaconf import OmegaConf
 
 from fairseq_modern.encoder_layer import SURPLUS
+from fairseq_modern.errors import UserError
 
-from .settings import ConfigurationError, flat
+from .settings import flat
 
 _SURPLUS = re.compile(rf"encoder\.layers\.\d+\.({'|'.join(SURPLUS)})")
 
@@ -49,7 +50,7 @@ def as_transformer_collab(state: Dict[str, Any]) -> Dict[str, Any]:
     if model_name == "transformer":
         model.update(collaborative_heads="none", _name="transformer_collab", arch="transformer_collab")
     elif model_name != "transformer_collab":
-        raise ConfigurationError(f"the checkpoint must be of transformer or transformer_collab; got {arch}")
+        raise UserError(f"the checkpoint must be of transformer or transformer_collab; got {arch}")
     parameters = type(state["model"])()  # keeps an OrderedDict
     parameters.update((name, tensor) for name, tensor in state["model"].items() if not _SURPLUS.fullmatch(name))
     _split_projections(parameters)
@@ -69,13 +70,13 @@ def _split_projections(parameters: Dict[str, Any]) -> None:
 def _cfg_from_args(args: Any) -> Any:
     """The settings of a checkpoint from fairseq before 0.10, as a config."""
     if not isinstance(args, Namespace):
-        raise ConfigurationError("the checkpoint has neither cfg nor args, the settings that fairseq saves")
+        raise UserError("the checkpoint has neither cfg nor args, the settings that fairseq saves")
     log = logging.getLogger("fairseq.dataclass.utils")
     was_disabled, log.disabled = log.disabled, True  # on an error, it logs all settings
     try:
         return convert_namespace_to_omegaconf(args)
     except Exception as error:  # from fairseq, Hydra, OmegaConf or Python
-        raise ConfigurationError(f"the settings in args cannot be read: {error}") from error
+        raise UserError(f"the settings in args cannot be read: {error}") from error
     finally:
         log.disabled = was_disabled
 

@@ -9,7 +9,7 @@ In the code, a set of heads is a dictionary: layer ID (``encoder.0``, ``cross.3`
 import re
 from typing import Dict, Iterable, List, Mapping, Optional, Tuple
 
-from .settings import ConfigurationError
+from fairseq_modern.errors import UserError
 
 #: letter → site
 LETTERS = {"E": "encoder", "A": "cross", "D": "decoder"}
@@ -26,29 +26,29 @@ def parse_heads(text: Optional[str]) -> Heads:
     for descriptor in (text or "").split():
         match = _DESCRIPTOR.fullmatch(descriptor)
         if match is None or match[1] not in LETTERS:
-            raise ConfigurationError(
+            raise UserError(
                 f"{descriptor!r} does not name heads: expected E (encoder), A (encoder–decoder) or D (decoder), "
                 "a layer and heads, such as E:1:3,5"
             )
         layer = int(match[2])
         heads = [int(number) for number in match[3].split(",")]
         if layer < 1 or min(heads) < 1:
-            raise ConfigurationError(f"{descriptor!r} does not name heads: layers and heads count from 1")
+            raise UserError(f"{descriptor!r} does not name heads: layers and heads count from 1")
         layer_id = f"{LETTERS[match[1]]}.{layer - 1}"
         chosen.setdefault(layer_id, set()).update(head - 1 for head in heads)
     return {layer_id: tuple(sorted(chosen[layer_id])) for layer_id in in_model_order(chosen)}
 
 
 def check_heads(heads: Mapping[str, Iterable[int]], counts: Mapping[str, int]) -> None:
-    """Raise ConfigurationError unless all heads exist; ``counts``: layer ID → number of heads."""
+    """Raise UserError unless all heads exist; ``counts``: layer ID → number of heads."""
     for layer_id, members in heads.items():
         layer_name = short_name(layer_id)
         if layer_id not in counts:
-            raise ConfigurationError(f"{layer_name} names a layer that the model does not have")
+            raise UserError(f"{layer_name} names a layer that the model does not have")
         count = counts[layer_id]
         for head in members:
             if head >= count:
-                raise ConfigurationError(
+                raise UserError(
                     f"{head_name(layer_id, head)} names head {head + 1}, but {layer_name} has {count} heads"
                 )
 

@@ -8,15 +8,11 @@ from typing import Any, Dict, Mapping, Optional, Union, get_args, get_origin
 from collab_fairseq.attention.attention_types import LAYER_SETTINGS, SITES, parse_sites
 from fairseq_modern.errors import UserError
 
-__all__ = ["SITES", "ConfigurationError", "check_type", "flat", "parse_shapes", "parse_sites"]
+__all__ = ["SITES", "check_type", "flat", "parse_shapes", "parse_sites"]
 
 #: nested sections of fairseq's model config
 SUB_CONFIGS = ("encoder", "decoder", "quant_noise")
 _LARGEST = 2**63 - 1  # largest integer that PyTorch accepts
-
-
-class ConfigurationError(UserError):
-    """A flag or setting has an invalid value."""
 
 
 def flat(model: Any) -> Dict[str, Any]:
@@ -26,7 +22,7 @@ def flat(model: Any) -> Dict[str, Any]:
         model: flags, nested or flat settings of Hydra or of a checkpoint, or the config.
 
     Raises:
-        ConfigurationError: a setting is given twice, or a section is not a mapping.
+        UserError: a setting is given twice, or a section is not a mapping.
     """
     settings = dict(model if isinstance(model, Mapping) else vars(model))
     for section in SUB_CONFIGS:
@@ -37,7 +33,7 @@ def flat(model: Any) -> Dict[str, Any]:
         for key, value in nested.items():
             name = f"{section}_{key}"
             if name in settings:
-                raise ConfigurationError(f"model.{section}.{key} and model.{name} are the same setting; give only one")
+                raise UserError(f"model.{section}.{key} and model.{name} are the same setting; give only one")
             settings[name] = value
     return {name: str(value) if isinstance(value, Enum) else value for name, value in settings.items()}
 
@@ -55,19 +51,19 @@ def parse_shapes(shapes: Optional[Mapping[str, Mapping[str, Any]]]) -> Dict[str,
     for layer_id, properties in shapes.items():
         site, _, layer = str(layer_id).partition(".")
         if site not in SITES or not layer.isdecimal():
-            raise ConfigurationError(f"keys of attention_shapes must look like encoder.0 or cross.3; got {layer_id!r}")
+            raise UserError(f"keys of attention_shapes must look like encoder.0 or cross.3; got {layer_id!r}")
         setting = f"attention_shapes[{layer_id}]"
         check_type(setting, Dict, properties)
         for name, value in properties.items():
             if name not in LAYER_SETTINGS:
-                raise ConfigurationError(f"properties in {setting} must be {', '.join(LAYER_SETTINGS)}; got {name!r}")
+                raise UserError(f"properties in {setting} must be {', '.join(LAYER_SETTINGS)}; got {name!r}")
             check_type(f"{setting}.{name}", Optional[LAYER_SETTINGS[name]], value)
         parsed[layer_id] = {name: value for name, value in properties.items() if value is not None}
     return parsed
 
 
 def check_type(name: str, hint: Any, value: Any) -> None:
-    """Raise ConfigurationError unless the value of a setting has the type of its field.
+    """Raise UserError unless the value of a setting has the type of its field.
 
     Args:
         name: of the setting, for the error message.
@@ -92,7 +88,7 @@ def check_type(name: str, hint: Any, value: Any) -> None:
         missing = value == "???"  # in OmegaConf
         expected, valid = "of type str", isinstance(value, (str, Enum)) and not missing
     if not valid:
-        raise ConfigurationError(f"{name} must be {expected}; got {reprlib.repr(value)}")
+        raise UserError(f"{name} must be {expected}; got {reprlib.repr(value)}")
 
 
 def _is_list_of_numbers(value: Any) -> bool:

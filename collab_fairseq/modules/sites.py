@@ -9,12 +9,13 @@ from torch import nn
 
 from collab_fairseq.attention import AttentionLayer
 from collab_fairseq.attention.attention_types import uninitialized_layer
+from fairseq_modern.errors import UserError
 
 from .attention import IncrementalAttention
 from .fairseq_compat import model_config
 from .gates import HeadGates
 from .heads import short_name
-from .settings import SITES, ConfigurationError, flat, parse_shapes
+from .settings import SITES, flat, parse_shapes
 
 # site → stack of layers, attribute of a layer
 _ATTRIBUTES = {
@@ -27,7 +28,7 @@ _ATTRIBUTES = {
 def attention_layers(model: nn.Module) -> Dict[str, IncrementalAttention]:
     """Layer ID → attention of a ``transformer_collab``: encoder layers, then cross-attention, then decoder layers.
 
-    Other models raise ConfigurationError; :func:`.as_transformer_collab` converts checkpoints of fairseq's.
+    Other models raise UserError; :func:`.as_transformer_collab` converts checkpoints of fairseq's.
     """
     attention: Dict[str, IncrementalAttention] = {}
     for site, (stack, attribute) in _ATTRIBUTES.items():
@@ -37,9 +38,7 @@ def attention_layers(model: nn.Module) -> Dict[str, IncrementalAttention]:
             if layer is None:  # a decoder without cross-attention
                 continue
             if not isinstance(layer, IncrementalAttention):
-                raise ConfigurationError(
-                    f"{site}.{number} must be attention of transformer_collab; got {type(layer).__name__}"
-                )
+                raise UserError(f"{site}.{number} must be attention of transformer_collab; got {type(layer).__name__}")
             attention[f"{site}.{number}"] = layer
     return attention
 
@@ -68,7 +67,7 @@ def parameter_prefix(layer_id: str) -> str:
 def checkpoint_layers(state: Mapping[str, Any]) -> Dict[str, AttentionLayer]:
     """Layer ID → attention, without fairseq's interface, from a checkpoint of ``transformer_collab``.
 
-    Missing parameters and unexpected shapes raise ConfigurationError.
+    Missing parameters and unexpected shapes raise UserError.
     """
     config, parameters = model_config(dict(state)), state["model"]
     shapes = parse_shapes(config.get("attention_shapes"))
@@ -85,16 +84,16 @@ def checkpoint_layers(state: Mapping[str, Any]) -> Dict[str, AttentionLayer]:
             for name, expected in layer.named_parameters():
                 tensor = parameters.get(prefix + name)
                 if tensor is None:
-                    raise ConfigurationError(f"the checkpoint has no {prefix}{name}")
+                    raise UserError(f"the checkpoint has no {prefix}{name}")
                 if tensor.shape != expected.shape:
-                    raise ConfigurationError(
+                    raise UserError(
                         f"{prefix}{name} must have shape {tuple(expected.shape)}; got {tuple(tensor.shape)}"
                     )
                 tensors[name] = tensor
             layer.load_state_dict(tensors, assign=True)
             layers[layer_id] = layer
     if not layers:
-        raise ConfigurationError("the checkpoint has no attention layers (encoder.layers.0.self_attn.q_proj.weight, …)")
+        raise UserError("the checkpoint has no attention layers (encoder.layers.0.self_attn.q_proj.weight, …)")
     return layers
 
 

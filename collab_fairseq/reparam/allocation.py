@@ -54,7 +54,7 @@ def divergences(
         split, text: see :func:`collab_fairseq.translation.batches`.
 
     Raises:
-        ConfigurationError: the model has an adaptive softmax.
+        UserError: the model has an adaptive softmax.
     """
     trained.check_logits("a budget or distillation")
     totals = dict.fromkeys(variants, 0.0)

@@ -105,7 +105,7 @@ def distill(
         pairs of step and training divergence since the last point; ``cpu_seconds``, CPU time of this process.
 
     Raises:
-        ConfigurationError: the model has an adaptive softmax.
+        UserError: the model has an adaptive softmax.
     """
     trained.check_logits("distillation")
     rate = RATE if rate is None else rate

@@ -27,7 +27,7 @@ from fairseq.distributed.fully_sharded_data_parallel import FullyShardedDataPara
 from fairseq.models.transformer import TransformerDecoderBase
 from torch import Tensor, nn
 
-from collab_fairseq.modules.settings import ConfigurationError
+from fairseq_modern.errors import UserError
 
 CRITERION = "label_smoothed_cross_entropy_chunked"
 #: size of the log-probabilities of one chunk of tokens; on a GPU, launching small chunks takes longer than computing
@@ -216,7 +216,7 @@ class ChunkedLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):  # t
     """fairseq's ``label_smoothed_cross_entropy`` with its options, computed in chunks (see the module docstring).
 
     It supports ``transformer`` and ``transformer_collab``, with or without shared embeddings. Other output layers, as
-    with ``--adaptive-softmax-cutoff``, raise ConfigurationError.
+    with ``--adaptive-softmax-cutoff``, raise UserError.
     """
 
     same_state_as = LabelSmoothedCrossEntropyCriterion.__name__  # fairseq_modern resumes a run with either criterion
@@ -227,10 +227,10 @@ class ChunkedLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):  # t
         tied = output_projection(model).weight is model.decoder.embed_tokens.weight
         parameters = inspect.signature(model.forward).parameters.values()
         if not any(p.name == "features_only" or p.kind is p.VAR_KEYWORD for p in parameters):
-            raise ConfigurationError(f"--criterion {CRITERION} needs features, which {type(model).__name__} lacks")
+            raise UserError(f"--criterion {CRITERION} needs features, which {type(model).__name__} lacks")
         searches = cfg.find_unused_parameters and cfg.ddp_backend in ("c10d", "pytorch_ddp")
         if searches and not tied and trainer.data_parallel_world_size > 1:
-            raise ConfigurationError(
+            raise UserError(
                 f"--criterion {CRITERION} uses the output projection outside the model, where --find-unused-parameters "
                 "does not find it; leave out that flag, use --ddp-backend legacy_ddp, or share the decoder's "
                 "embeddings (--share-decoder-input-output-embed)"
@@ -276,15 +276,15 @@ def tokens(target: Tensor, padding: int, number: Optional[int] = None) -> Tensor
 
 
 def output_projection(model: nn.Module) -> nn.Linear:
-    """The linear layer that computes logits from features; other output layers raise ConfigurationError."""
+    """The linear layer that computes logits from features; other output layers raise UserError."""
     if isinstance(model, FullyShardedDataParallel):
-        raise ConfigurationError(
+        raise UserError(
             f"--criterion {CRITERION} needs the complete weight of the output layer, which "
             "--ddp-backend fully_sharded splits between processes; leave out one of the two"
         )
     decoder: Any = getattr(model, "decoder", None)
     if getattr(decoder, "adaptive_softmax", None) is not None:
-        raise ConfigurationError(
+        raise UserError(
             f"--criterion {CRITERION} needs an output layer over the complete vocabulary, but the model has an "
             "adaptive softmax (--adaptive-softmax-cutoff), which needs --criterion adaptive_loss"
         )
@@ -292,7 +292,7 @@ def output_projection(model: nn.Module) -> nn.Linear:
     is_transformer = isinstance(decoder, TransformerDecoderBase)
     is_linear = is_transformer and type(decoder).output_layer is TransformerDecoderBase.output_layer
     if not is_linear or type(layer) is not nn.Linear or layer._forward_hooks or layer._forward_pre_hooks:
-        raise ConfigurationError(
+        raise UserError(
             f"--criterion {CRITERION} needs a transformer whose output projection is one linear layer without hooks; "
             f"got {type(model).__name__} with {type(layer).__name__}"
         )

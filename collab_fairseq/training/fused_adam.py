@@ -17,7 +17,7 @@ import torch
 from fairseq.optim import FairseqOptimizer, register_optimizer
 from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
 
-from collab_fairseq.modules.settings import ConfigurationError
+from fairseq_modern.errors import UserError
 
 
 class FusedAdam(torch.optim.AdamW):
@@ -81,5 +81,5 @@ class FairseqFusedAdam(FairseqAdam):  # type: ignore[misc]
     def __init__(self, cfg: Any, params: Iterable[Any]) -> None:
         FairseqOptimizer.__init__(self, cfg)
         if getattr(cfg, "fp16_adam_stats", False):
-            raise ConfigurationError("--fp16-adam-stats needs --optimizer adam; the moments of fused_adam are float32")
+            raise UserError("--fp16-adam-stats needs --optimizer adam; the moments of fused_adam are float32")
         self._optimizer = FusedAdam(params, **self.optimizer_config)

@@ -23,8 +23,8 @@ from fairseq.logging import metrics
 from torch import Tensor, nn
 
 from collab_fairseq.modules.gates import CRITERION
-from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import gates_of
+from fairseq_modern.errors import UserError
 
 
 @dataclass
@@ -56,9 +56,7 @@ class LabelSmoothedCrossEntropyWithGates(LabelSmoothedCrossEntropyCriterion):  #
         loss, sample_size, log = super().forward(model, sample, reduce=reduce)
         gates = gates_of(model)
         if not gates:
-            raise ConfigurationError(
-                f"--criterion {CRITERION} needs a model with gates; choose their sites with --head-gates"
-            )
+            raise UserError(f"--criterion {CRITERION} needs a model with gates; choose their sites with --head-gates")
         expected = torch.cat([layer.open_probability() for layer in gates.values()]).sum()
         if reduce:
             loss = loss + self.gate_penalty * sample_size * expected

@@ -15,7 +15,7 @@ from torch import nn
 from collab_fairseq import checkpoints
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.models import as_transformer_collab  # and registers the model
-from collab_fairseq.models.checks import ConfigurationError, check_checkpoint
+from collab_fairseq.models.checks import check_checkpoint
 from fairseq_modern.errors import UserError
 
 from .tokenizer import CARD, check_language
@@ -44,14 +44,14 @@ class TrainedModel:
     seed: int
 
     def check_logits(self, purpose: str) -> None:
-        """Raise ConfigurationError if the decoder returns features instead of logits, as with an adaptive softmax.
+        """Raise UserError if the decoder returns features instead of logits, as with an adaptive softmax.
 
         Args:
             purpose: what needs logits, and the remedy, for the message.
         """
         model: Any = self.model
         if model.decoder.adaptive_softmax is not None:
-            raise ConfigurationError(
+            raise UserError(
                 "the model has an adaptive softmax (--adaptive-softmax-cutoff), without logits of the complete "
                 f"vocabulary, which are needed for {purpose}"
             )
@@ -70,9 +70,9 @@ def load_model(
         text: False loads the model without dictionaries; no data-bin is needed.
 
     Raises:
-        UserError: the file cannot be read, its parameters are missing or not finite, the task is not translation, the
-            data-bin does not exist or is that of another model, or the names of languages are invalid.
-        ConfigurationError: an unsupported model.
+        UserError: the file cannot be read, its model is not supported, parameters are missing or not finite, the task
+            is not translation, the data-bin does not exist or is that of another model, or the names of languages are
+            invalid.
     """
     state, name = checkpoints.load_with_model(checkpoint), os.fspath(checkpoint)
     return model_from_state(state, name, data, device=device, seed=seed, text=text)
@@ -111,8 +111,9 @@ def model_from_state(
             _build({"model": sizes}, name, cfg, task)
         model = _build(state, name, cfg, task).to(device).eval()
         criterion = task.build_criterion(cfg.criterion).to(device).eval()
-    except (ConfigurationError, OmegaConfBaseException) as error:
-        raise ConfigurationError(f"{name}: {_brief(error)}") from error
+    except (UserError, OmegaConfBaseException) as error:
+        message = _brief(error)
+        raise UserError(message if name in message else f"{name}: {message}") from error
     return TrainedModel(model, cfg, task, criterion, state, torch.device(device), seed)
 
 
@@ -141,10 +142,10 @@ def _build(state: Dict[str, Any], name: str, cfg: Any, task: Any) -> nn.Module:
     settings.checkpoint_activations = settings.offload_activations = False
     try:
         model: nn.Module = task.build_model(settings)
-    except (ConfigurationError, OmegaConfBaseException):
+    except (UserError, OmegaConfBaseException):
         raise
     except (AssertionError, RuntimeError, ValueError) as error:  # from fairseq or torch
-        raise ConfigurationError(f"no model can be built from its settings: {_brief(error)}") from error
+        raise UserError(f"no model can be built from its settings: {_brief(error)}") from error
     try:
         model.load_state_dict(dict(state["model"]), strict=True, model_cfg=cfg.model)  # type: ignore[call-arg]
     except RuntimeError as error:

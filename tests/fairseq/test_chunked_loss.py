@@ -11,9 +11,9 @@ from fairseq.distributed.fully_sharded_data_parallel import FullyShardedDataPara
 from torch.overrides import TorchFunctionMode
 
 from benchmarks.measure import peak_bytes
-from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.training import chunked_loss
 from collab_fairseq.training.chunked_loss import ChunkedLabelSmoothedCrossEntropy, label_smoothed, tokens
+from fairseq_modern.errors import UserError
 from tests.fairseq.models import SMALL, VOCABULARY, Task, batch, build
 
 
@@ -190,7 +190,7 @@ def test_rejects_unsupported_models():
     hooked.decoder.output_projection.register_forward_hook(lambda *_: None)
     wrong = {"--adaptive-softmax-cutoff": adaptive, "--ddp-backend fully_sharded": sharded}
     for match, model in {**wrong, "without hooks": hooked, "Linear with NoneType": torch.nn.Linear(2, 2)}.items():
-        with pytest.raises(ConfigurationError, match=match):
+        with pytest.raises(UserError, match=match):
             criterion(model, sample_of())
 
 
@@ -205,7 +205,7 @@ def test_rejects_search_for_unused_parameters_that_misses_the_output_layer(tied,
     cfg = SimpleNamespace(distributed_training=distributed)
     trainer = SimpleNamespace(cfg=cfg, data_parallel_world_size=2, get_model=lambda: model)
     criterion = ChunkedLabelSmoothedCrossEntropy(Task(), sentence_avg=False, label_smoothing=0.1)
-    with pytest.raises(ConfigurationError) if rejected else contextlib.nullcontext():
+    with pytest.raises(UserError) if rejected else contextlib.nullcontext():
         criterion.check_training(trainer)
 
 
@@ -228,5 +228,5 @@ def test_rejects_models_that_cannot_return_features(kind, message):
         model.forward = lambda src_tokens, **options: None
     trainer = SimpleNamespace(cfg=cfg, data_parallel_world_size=1, get_model=lambda: model)
     criterion = ChunkedLabelSmoothedCrossEntropy(Task(), sentence_avg=False, label_smoothing=0.1)
-    with pytest.raises(ConfigurationError, match=message) if message else contextlib.nullcontext():
+    with pytest.raises(UserError, match=message) if message else contextlib.nullcontext():
         criterion.check_training(trainer)

@@ -15,7 +15,7 @@ from benchmarks.measure import Options
 from benchmarks.models import Task, make_batch, random_lengths
 from collab_fairseq import checkpoints
 from collab_fairseq.modules import compiled
-from collab_fairseq.modules.settings import ConfigurationError
+from fairseq_modern.errors import UserError
 from tests.common import FLOAT32, run
 from tests.fairseq.commands import train_command
 from tests.fairseq.models import KINDS, SMALL, batch, build
@@ -119,7 +119,7 @@ def test_compiled_layers_give_the_same_results(kind, compiler):
 
 
 def test_rejects_wrapped_layers():
-    with pytest.raises(ConfigurationError, match="--compile is for plain layers") as error:
+    with pytest.raises(UserError, match="--compile is for plain layers") as error:
         build(**SMALL, compile=True, checkpoint_activations=True)
     assert error.value.user_error
 

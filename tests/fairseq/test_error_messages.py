@@ -13,7 +13,6 @@ from fairseq.modules import FairseqDropout
 from omegaconf import OmegaConf
 
 from collab_fairseq.models.arguments import flatten
-from collab_fairseq.modules.settings import ConfigurationError
 from fairseq_modern import error_messages, first_error
 from fairseq_modern.errors import UserError
 from tests.common import run
@@ -184,7 +183,7 @@ def test_data_without_sentences_are_valid(tmp_path):
     ],
 )
 def test_hydra_keys_are_fields_of_the_model(given, expected):
-    with pytest.raises(ConfigurationError, match=expected):
+    with pytest.raises(UserError, match=expected):
         flatten(OmegaConf.create({"_name": "transformer_collab", **given}))
 
 

@@ -11,9 +11,9 @@ from fairseq.modules import FairseqDropout
 from fairseq.optim.adam import Adam
 from torch import nn
 
-from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.training.dropout import FastDropout, factors
 from collab_fairseq.training.fused_adam import FairseqFusedAdam, FusedAdam
+from fairseq_modern.errors import UserError
 from tests.common import DEVICES
 from tests.fairseq.models import SMALL, batch, build
 
@@ -147,5 +147,5 @@ def test_fused_adam_rejects_moments_in_half_precision():
     settings = {"adam_betas": "(0.9, 0.98)", "adam_eps": 1e-8, "weight_decay": 0.0, "lr": [0.1]}
     parameter = torch.nn.Parameter(torch.ones(2))
     FairseqFusedAdam(SimpleNamespace(**settings, fp16_adam_stats=False), [parameter])
-    with pytest.raises(ConfigurationError, match="--fp16-adam-stats needs --optimizer adam"):
+    with pytest.raises(UserError, match="--fp16-adam-stats needs --optimizer adam"):
         FairseqFusedAdam(SimpleNamespace(**settings, fp16_adam_stats=True), [parameter])

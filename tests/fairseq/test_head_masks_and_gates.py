@@ -8,8 +8,8 @@ import torch
 from collab_fairseq.attention import AttentionError
 from collab_fairseq.modules.gates import OPEN, HeadGates
 from collab_fairseq.modules.heads import describe, parse_heads
-from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import attention_layers
+from fairseq_modern.errors import UserError
 from tests.common import FLOAT32
 from tests.fairseq.models import KINDS, SMALL, build, logits
 
@@ -113,5 +113,5 @@ def test_frozen_decoder_trains_only_encoder_layers():
     ],
 )
 def test_rejects_invalid_heads_and_gates(flags, message):
-    with pytest.raises((ConfigurationError, AttentionError), match=message):
+    with pytest.raises((UserError, AttentionError), match=message):
         build(**FLAGS, **flags)

@@ -13,7 +13,6 @@ from collab_fairseq.heads.removal import read_gates, remove_closed_heads
 from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.gates import CRITERION
 from collab_fairseq.modules.heads import describe
-from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import attention_layers, gates_of, parameter_prefix
 from collab_fairseq.translation import batches, loss, translate
 from fairseq_modern.errors import UserError
@@ -71,7 +70,7 @@ def test_rejects_models_without_gates(tiny_run, tiny_data):
     state = standard_state(tiny_run)
     state["cfg"]["criterion"].update(_name=CRITERION, gate_penalty=0.5)
     trained = load(state, tiny_data)
-    with pytest.raises(ConfigurationError, match="choose their sites with --head-gates"):
+    with pytest.raises(UserError, match="choose their sites with --head-gates"):
         trained.criterion(trained.model, next(iter(batches(trained, "valid"))))
     with pytest.raises(UserError, match="the model has no gates"):
         read_gates(state)

@@ -8,7 +8,7 @@ from collab_fairseq import checkpoints
 from collab_fairseq.attention import block_mixing
 from collab_fairseq.attention.factors import HeadFactors, standard_heads
 from collab_fairseq.heads.redundancy import read_weights, redundancy
-from collab_fairseq.modules.settings import ConfigurationError
+from fairseq_modern.errors import UserError
 from tests.fairseq.heads_cases import collab, parts_of
 from tests.fairseq.models import SMALL, arguments, build
 from tests.unit.attention_cases import normal
@@ -106,10 +106,10 @@ def test_weights_of_layers_with_different_heads():
     mixing = "encoder.layers.1.self_attn.mixing"
     assert torch.equal(weights["encoder.1"].mixing, state["model"][mixing].double())
     state["model"][mixing] = state["model"][mixing][:1]
-    with pytest.raises(ConfigurationError, match=r"mixing must have shape \(2, 6\); got \(1, 6\)"):
+    with pytest.raises(UserError, match=r"mixing must have shape \(2, 6\); got \(1, 6\)"):
         read_weights(state)
     del state["model"][mixing]
-    with pytest.raises(ConfigurationError, match=f"has no {mixing}"):
+    with pytest.raises(UserError, match=f"has no {mixing}"):
         read_weights(state)
 
 

@@ -16,8 +16,9 @@ from collab_fairseq.models import TransformerCollabModel
 from collab_fairseq.models.presets import transformer_collab
 from collab_fairseq.modules import layers
 from collab_fairseq.modules.fairseq_compat import SURPLUS
-from collab_fairseq.modules.settings import SITES, ConfigurationError
+from collab_fairseq.modules.settings import SITES
 from collab_fairseq.modules.sites import attention_layers
+from fairseq_modern.errors import UserError
 from tests.common import FLOAT32, run
 from tests.fairseq.commands import nested
 from tests.fairseq.models import KINDS, SMALL, TINY, Task, batch, build, same_model
@@ -116,7 +117,7 @@ def test_presets_of_users(arch, builder, user_presets):
     if arch == "user_user_model":
         assert builder(arch, **SMALL_FFN, user_setting=7).user_setting == 7
     else:  # a setting that nothing reads
-        with pytest.raises(ConfigurationError, match="user_setting is not a setting"):
+        with pytest.raises(UserError, match="user_setting is not a setting"):
             build_as_hydra(arch, user_setting=7)
 
 

@@ -11,8 +11,8 @@ from omegaconf import OmegaConf
 from collab_fairseq import checkpoints
 from collab_fairseq.attention import AttentionError, GroupedAttention, LatentAttention
 from collab_fairseq.models.arguments import inherit_attention
-from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import attention_layers
+from fairseq_modern.errors import UserError
 from tests.common import FLOAT32
 from tests.fairseq.models import SMALL, TINY, Task, arguments, batch, both_sides, build
 
@@ -151,7 +151,7 @@ def test_attention_from_rejects_another_number_of_heads(four_heads, heads):
         inherit_attention(config)
         assert (config.encoder_attention_heads, config.decoder_attention_heads) == (4, 1)
     else:
-        with pytest.raises(ConfigurationError, match=r"--encoder-attention-heads is 1, but 4 in .*four\.pt; leave out"):
+        with pytest.raises(UserError, match=r"--encoder-attention-heads is 1, but 4 in .*four\.pt; leave out"):
             inherit_attention(config)
 
 
@@ -221,5 +221,5 @@ def test_initial_weights_have_the_variance_of_the_authors_code(heads, key_dim, i
     ids=str,
 )
 def test_rejects_invalid_settings(flags, message):
-    with pytest.raises((ConfigurationError, AttentionError), match=message):
+    with pytest.raises((UserError, AttentionError), match=message):
         build(**{**SMALL, **flags})

@@ -11,7 +11,6 @@ from fairseq.data import LanguagePairDataset
 from collab_fairseq import checkpoints
 from collab_fairseq.heads.relevance import relevance_by_step
 from collab_fairseq.modules.fairseq_compat import model_config
-from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.reparam import ReparamError, relative_error, scores_of
 from collab_fairseq.reparam.allocation import allocate_ranks, divergences, lower_convex_hull, measure_divergences
@@ -19,6 +18,7 @@ from collab_fairseq.reparam.distill import distill
 from collab_fairseq.reparam.fairseq import converted_state
 from collab_fairseq.reparam.text import text_of
 from collab_fairseq.translation import batches, load_model, with_state
+from fairseq_modern.errors import UserError
 from tests.common import collab
 from tests.fairseq.heads_cases import LAYER_IDS, convert
 
@@ -186,7 +186,7 @@ def test_rejects_adaptive_softmax_where_logits_are_needed(trained, start, sample
         lambda: distill(source, start, sampled, 1),
         lambda: next(relevance_by_step(source, sample)),
     ):
-        with pytest.raises(ConfigurationError, match="has an adaptive softmax"):
+        with pytest.raises(UserError, match="has an adaptive softmax"):
             measure()
     command = ["reparam", tmp_path / "adaptive.pt", "--data", tiny_data, "--calibration", "train:9"]
     command += ["--output", tmp_path / "converted.pt"]

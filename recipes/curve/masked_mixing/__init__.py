@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from collab_fairseq.models import TransformerCollabModel
-from collab_fairseq.modules.settings import ConfigurationError
 from collab_fairseq.modules.sites import attention_layers
+from fairseq_modern.errors import UserError
 
 check_training = TransformerCollabModel.check_training
 
@@ -28,11 +28,11 @@ def check_masked_training(self: TransformerCollabModel, trainer: Any) -> None:
     check_training(self, trainer)
     weight_decay = getattr(trainer.cfg.optimizer, "weight_decay", 0.0)
     if weight_decay:
-        raise ConfigurationError(f"masked_mixing: --weight-decay must be 0; got {weight_decay}")
+        raise UserError(f"masked_mixing: --weight-decay must be 0; got {weight_decay}")
     for layer_id, layer in attention_layers(self).items():
         mixing = getattr(layer, "mixing", None)
         if mixing is None or not bool(((mixing != 0).sum(dim=0) == 1).all()):
-            raise ConfigurationError(f"masked_mixing: {layer_id} must have a mixing matrix of blocks (--mixing-init)")
+            raise UserError(f"masked_mixing: {layer_id} must have a mixing matrix of blocks (--mixing-init)")
         keep_blocks(mixing)
 
 
