@@ -13,7 +13,7 @@ from collab_fairseq.heads import redundancy as head_redundancy
 from collab_fairseq.heads import roles as head_roles
 from collab_fairseq.heads.ablation import TestSet
 from collab_fairseq.heads.record import new_record, settings_of_tests, text_setting
-from collab_fairseq.modules.heads import parse_heads
+from collab_fairseq.modules.head_names import parse_heads
 from collab_fairseq.records.record import Record
 from collab_fairseq.scoring.significance import METHOD
 from collab_fairseq.translation import TrainedModel, load_model

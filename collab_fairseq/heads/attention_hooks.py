@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from collab_fairseq.attention import AttentionLayer
 from collab_fairseq.attention.cache import Attended
 from collab_fairseq.modules import settings
-from collab_fairseq.modules.heads import check_heads, short_name
+from collab_fairseq.modules.head_names import check_heads, short_name
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import TrainedModel
 from fairseq_modern.errors import UserError

@@ -7,7 +7,7 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Seq
 import numpy
 
 from collab_fairseq.files import PathLike
-from collab_fairseq.modules.heads import LETTERS
+from collab_fairseq.modules.head_names import LETTERS
 from collab_fairseq.records.drawing import DIVERGING, SEQUENTIAL, SMALL, drawing, number_text
 
 SITE_TITLES = {"encoder": "encoder", "cross": "encoder–decoder", "decoder": "decoder"}

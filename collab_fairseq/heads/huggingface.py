@@ -11,7 +11,7 @@ from torch import Tensor
 
 from collab_fairseq.attention.factors import HeadFactors
 from collab_fairseq.checkpoints import PathLike, check_finite
-from collab_fairseq.modules.heads import Heads
+from collab_fairseq.modules.head_names import Heads
 from collab_fairseq.records.record import Record
 from collab_fairseq.scoring.references import read_lines, score_raw
 from collab_fairseq.scoring.text import base_language

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from collab_fairseq.checkpoints import PathLike, file_setting
-from collab_fairseq.modules.heads import head_name
+from collab_fairseq.modules.head_names import head_name
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.records import pages
 from collab_fairseq.records.record import load

@@ -26,7 +26,7 @@ from torch import Tensor
 from collab_fairseq.attention.factors import HeadFactors
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.fairseq_compat import as_transformer_collab
-from collab_fairseq.modules.heads import in_model_order, short_name
+from collab_fairseq.modules.head_names import in_model_order, short_name
 from collab_fairseq.modules.sites import checkpoint_layers
 from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import COLOURS, LAYERS, drawing, legend_columns

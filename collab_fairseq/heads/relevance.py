@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from collab_fairseq.attention import KeyValue
 from collab_fairseq.attention.cache import Attended
-from collab_fairseq.modules.heads import head_name
+from collab_fairseq.modules.head_names import head_name
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import TrainedModel, batches
 from fairseq_modern.errors import UserError

@@ -15,7 +15,7 @@ from collab_fairseq.attention import AttentionLayer
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.fairseq_compat import as_transformer_collab, drop_training_state, model_config
 from collab_fairseq.modules.gates import CRITERION, HeadGates
-from collab_fairseq.modules.heads import (
+from collab_fairseq.modules.head_names import (
     LETTERS,
     Heads,
     check_heads,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from collab_fairseq.checkpoints import PathLike
-from collab_fairseq.modules.heads import head_name, model_order
+from collab_fairseq.modules.head_names import head_name, model_order
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.records import pages
 from collab_fairseq.records.record import Record

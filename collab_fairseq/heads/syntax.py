@@ -12,7 +12,7 @@ from collections import Counter
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from collab_fairseq.checkpoints import PathLike
-from collab_fairseq.modules.heads import head_name
+from collab_fairseq.modules.head_names import head_name
 from collab_fairseq.scoring.references import read_lines
 from collab_fairseq.translation import TrainedModel, batches
 from fairseq_modern.errors import UserError

@@ -12,7 +12,7 @@ from collab_fairseq.attention.attention_type import is_given
 from collab_fairseq.attention.attention_types import side_of
 from collab_fairseq.modules.attention import build_attention
 from collab_fairseq.modules.fairseq_compat import model_config
-from collab_fairseq.modules.heads import check_heads, parse_heads
+from collab_fairseq.modules.head_names import check_heads, parse_heads
 from collab_fairseq.modules.settings import (
     SUB_CONFIGS,
     check_type,

@@ -17,7 +17,7 @@ from collab_fairseq.attention.cache import Cache, KeyValue, SourceRows, source_r
 from collab_fairseq.attention.masks import combine
 
 from .gates import HeadGates
-from .heads import parse_heads
+from .head_names import parse_heads
 from .settings import flat, parse_shapes, parse_sites
 
 

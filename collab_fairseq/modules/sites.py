@@ -14,7 +14,7 @@ from fairseq_modern.errors import UserError
 from .attention import IncrementalAttention
 from .fairseq_compat import model_config
 from .gates import HeadGates
-from .heads import short_name
+from .head_names import short_name
 from .settings import SITES, flat, parse_shapes
 
 # site → stack of layers, attribute of a layer

@@ -10,7 +10,7 @@ from collab_fairseq import checkpoints, translation
 from collab_fairseq.heads import ablation, removal
 from collab_fairseq.heads.ablation import TestSet, compare, evaluate, with_all_heads
 from collab_fairseq.heads.figures import names_of_tests
-from collab_fairseq.modules.heads import LETTERS
+from collab_fairseq.modules.head_names import LETTERS
 from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import COLOURS, SMALL, drawing, look
 from collab_fairseq.records.record import Record

@@ -15,7 +15,7 @@ from collab_fairseq.export import write
 from collab_fairseq.export.source import read_source
 from collab_fairseq.export.standard_heads import as_standard, standard_layers
 from collab_fairseq.heads.removal import remove_heads
-from collab_fairseq.modules.heads import parse_heads
+from collab_fairseq.modules.head_names import parse_heads
 from collab_fairseq.modules.sites import attention_layers, swapped
 from fairseq_modern.errors import UserError
 from tests.common import collab

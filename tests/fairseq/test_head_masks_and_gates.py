@@ -7,7 +7,7 @@ import torch
 
 from collab_fairseq.attention import AttentionError
 from collab_fairseq.modules.gates import OPEN, HeadGates
-from collab_fairseq.modules.heads import describe, parse_heads
+from collab_fairseq.modules.head_names import describe, parse_heads
 from collab_fairseq.modules.sites import attention_layers
 from fairseq_modern.errors import UserError
 from tests.common import FLOAT32

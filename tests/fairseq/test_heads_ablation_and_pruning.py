@@ -13,7 +13,7 @@ from collab_fairseq.heads.ablation import TestSet, evaluate
 from collab_fairseq.heads.attention_hooks import masked
 from collab_fairseq.heads.removal import remove_heads
 from collab_fairseq.modules.fairseq_compat import model_config
-from collab_fairseq.modules.heads import describe, parse_heads
+from collab_fairseq.modules.head_names import describe, parse_heads
 from collab_fairseq.modules.sites import attention_layers, parameter_prefix
 from collab_fairseq.records.record import Record
 from collab_fairseq.translation import loss, translate

@@ -12,7 +12,7 @@ from collab_fairseq import checkpoints
 from collab_fairseq.heads.removal import read_gates, remove_closed_heads
 from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.gates import CRITERION
-from collab_fairseq.modules.heads import describe
+from collab_fairseq.modules.head_names import describe
 from collab_fairseq.modules.sites import attention_layers, gates_of, parameter_prefix
 from collab_fairseq.translation import batches, loss, translate
 from fairseq_modern.errors import UserError

@@ -12,7 +12,7 @@ from collab_fairseq.heads.importance import batch_of, gradients, importance
 from collab_fairseq.heads.relevance import relevance
 from collab_fairseq.heads.roles import roles
 from collab_fairseq.modules.fairseq_compat import model_config
-from collab_fairseq.modules.heads import head_name, parse_heads
+from collab_fairseq.modules.head_names import head_name, parse_heads
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import batches
 from fairseq_modern.errors import UserError

@@ -17,7 +17,7 @@ from collab_fairseq import huggingface as hf  # noqa: E402
 from collab_fairseq.heads import pruning  # noqa: E402
 from collab_fairseq.heads.huggingface import batch_of, compare_answers, encode, predictions  # noqa: E402
 from collab_fairseq.heads.importance import gradients  # noqa: E402
-from collab_fairseq.modules.heads import head_name  # noqa: E402
+from collab_fairseq.modules.head_names import head_name  # noqa: E402
 from collab_fairseq.reparam.huggingface import to_collaborative  # noqa: E402
 from fairseq_modern.errors import UserError  # noqa: E402
 from tests.fairseq.heads_cases import collab, parts_of  # noqa: E402
