@@ -114,10 +114,10 @@ def _type_of(collaborative: bool, settings: Mapping[str, Any], overrides: Mappin
     return types[0]
 
 
-def uninitialized_layer(
+def uninitialised_layer(
     settings: Mapping[str, Any], site: str, overrides: Optional[Mapping[str, Any]] = None
 ) -> AttentionLayer:
-    """A layer with uninitialized parameters, to count them; for arguments and errors see :func:`layer_at`."""
+    """A layer with uninitialised parameters, to count them; for arguments and errors see :func:`layer_at`."""
     attention_type, arguments = layer_at(settings, site, overrides)
     arguments = {name: value for name, value in arguments.items() if name not in ("init", "mixing")}
     with torch.device("meta"):

@@ -106,7 +106,7 @@ SourceRows = Optional[Tuple[Tensor, int]]
 
 
 def source_rows(order: Tensor, beams: int, sentences: int) -> SourceRows:
-    """Find the source rows that the hypotheses read after reordering. Synchronizes with a GPU once.
+    """Find the source rows that the hypotheses read after reordering. Synchronises with a GPU once.
 
     Args:
         order: (R', ), indices of the ``sentences`` · B former hypotheses.
@@ -127,7 +127,7 @@ def source_rows(order: Tensor, beams: int, sentences: int) -> SourceRows:
         same_rows = torch.arange(sentences, device=order.device)
         unchanged = together & (groups[:, 0] == same_rows).all()
         state = state + unchanged.int()
-    answer = int(state.item())  # 0: separate, 1: together, 2: unchanged; one synchronization for both questions
+    answer = int(state.item())  # 0: separate, 1: together, 2: unchanged; one synchronisation for both questions
     if answer == 2:
         return None
     return (groups[:, 0], beams) if answer == 1 else (rows, 1)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .cache import Attended, KeyValue
 from .factors import ReparamError, ScoreWeights
 from .layer import named_after_key_dim
-from .projections import are_plain, linear, uninitialized
+from .projections import are_plain, linear, uninitialised
 from .standard import StandardAttention
 from .transforms import is_tracing
 
@@ -94,7 +94,7 @@ class LatentAttention(StandardAttention):
         if self.kdim != self.vdim:
             raise ValueError(f"kdim and vdim must be equal with latent heads; got {self.kdim} and {self.vdim}")
         self.latent_dim = self.k_proj.in_features
-        self.latent_proj = uninitialized(self.kdim, self.latent_dim, bias=False)
+        self.latent_proj = uninitialised(self.kdim, self.latent_dim, bias=False)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()

@@ -12,7 +12,7 @@ from .attention_type import AttentionType, check_groups
 from .cache import Attended, KeyValue, repeat_kv
 from .kernels import check_name
 from .masks import AttentionMask, combine, multiply_heads
-from .projections import is_seq_first, linear, uninitialized
+from .projections import is_seq_first, linear, uninitialised
 
 #: see :meth:`AttentionLayer.reset_parameters`
 INITS = ("default", "authors")
@@ -170,10 +170,10 @@ class AttentionLayer(AttentionType, nn.Module):
 
         biases = [bias if each is None else each for each in (key_bias, value_bias, query_bias, out_bias)]
         # in this order, the projections draw the same random numbers as in fairseq's MultiheadAttention
-        self.k_proj = uninitialized(source_dim or self.kdim, key_dim * self.key_heads // num_heads, biases[0])
-        self.v_proj = uninitialized(source_dim or self.vdim, self.value_heads * head_dim, biases[1])
-        self.q_proj = uninitialized(embed_dim, key_dim, biases[2])
-        self.out_proj = uninitialized(num_heads * head_dim, embed_dim, biases[3])
+        self.k_proj = uninitialised(source_dim or self.kdim, key_dim * self.key_heads // num_heads, biases[0])
+        self.v_proj = uninitialised(source_dim or self.vdim, self.value_heads * head_dim, biases[1])
+        self.q_proj = uninitialised(embed_dim, key_dim, biases[2])
+        self.out_proj = uninitialised(num_heads * head_dim, embed_dim, biases[3])
         self._build()
         check_name(kernel, self.kernels)
         self.kernel = kernel
@@ -250,7 +250,7 @@ class AttentionLayer(AttentionType, nn.Module):
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> Tuple[Tensor, KeyValue]:
         """Projected queries (N, T, key_dim) and the entry of :meth:`project`, in one product for the same input.
 
-        Queries come first, as in fairseq, so that quantization noise draws the same random numbers.
+        Queries come first, as in fairseq, so that quantisation noise draws the same random numbers.
         """
         if query is key and value is key:
             queries, keys, values = linear(query, self.q_proj, self.k_proj, self.v_proj)

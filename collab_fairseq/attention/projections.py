@@ -21,7 +21,7 @@ def is_seq_first(inputs: Tensor) -> bool:
     return inputs.stride(0) < inputs.stride(1)
 
 
-def uninitialized(inputs: int, outputs: int, bias: bool) -> nn.Linear:
+def uninitialised(inputs: int, outputs: int, bias: bool) -> nn.Linear:
     """A projection whose ``reset_parameters`` has yet to be called: drawing twice would change the random numbers."""
     device = torch.get_default_device()
     layer: nn.Linear = nn.utils.skip_init(  # type: ignore[no-untyped-call]
@@ -43,8 +43,8 @@ def are_plain(*layers: nn.Module) -> bool:
     """Whether calling the layers only computes ``nn.functional.linear``, so that their weights may be read instead.
 
     That is ``nn.Linear`` itself, with its own ``forward`` and ordinary parameters, if no hook would see the call.
-    Adapters replace ``forward``, quantization replaces the parameters by tensors of another class, and a
-    parametrization removes them.
+    Adapters replace ``forward``, quantisation replaces the parameters by tensors of another class, and a
+    parametrisation removes them.
     """
     for layer in layers:
         own = vars(layer)  # several times faster than attributes of a module

@@ -26,7 +26,7 @@ class IncrementalAttention(FairseqIncrementalState):
 
     Args (in addition to those of the layer):
         cross: encoder–decoder attention: keys are projected once per sentence and do not grow.
-        noise: probability of quantization noise on the projections (``--quant-noise-pq``).
+        noise: probability of quantisation noise on the projections (``--quant-noise-pq``).
         noise_block: block size of the noise.
         masked: heads, from 0, whose output is zero (``--mask-heads``).
         gates: initial log α of :class:`.HeadGates` (``--head-gates``); None: no gates.

@@ -8,7 +8,7 @@ from fairseq.models.transformer import TransformerConfig
 from torch import nn
 
 from collab_fairseq.attention import AttentionLayer
-from collab_fairseq.attention.attention_types import uninitialized_layer
+from collab_fairseq.attention.attention_types import uninitialised_layer
 from fairseq_modern.errors import UserError
 
 from .attention import IncrementalAttention
@@ -79,7 +79,7 @@ def checkpoint_layers(state: Mapping[str, Any]) -> Dict[str, AttentionLayer]:
             prefix = parameter_prefix(layer_id)
             if not any(name.startswith(prefix) for name in parameters):
                 break
-            layer = uninitialized_layer(settings, site, shapes.get(layer_id))
+            layer = uninitialised_layer(settings, site, shapes.get(layer_id))
             tensors = {}
             for name, expected in layer.named_parameters():
                 tensor = parameters.get(prefix + name)

@@ -142,7 +142,7 @@ def cache(run: TrainingRecord) -> Optional[int]:
     model = whole_model(run)
     if None in (model.get("decoder_attention_heads"), model.get("decoder_embed_dim")) or model.get("attention_shapes"):
         return None
-    return attention_types.kv_cache_per_token(attention_types.uninitialized_layer(model, "decoder"))
+    return attention_types.kv_cache_per_token(attention_types.uninitialised_layer(model, "decoder"))
 
 
 def losses(run: TrainingRecord) -> Dict[str, float]:

@@ -201,6 +201,6 @@ def test_retain_dropout_modules_has_fairseqs_names():
         modules = model.named_modules()
         return {name: module.module_name for name, module in modules if isinstance(module, FairseqDropout)}
 
-    stock, ours = names(build("transformer", **SMALL)), names(build(**SMALL))
+    baseline, ours = names(build("transformer", **SMALL)), names(build(**SMALL))
     assert ours["encoder.dropout_module"] == "TransformerEncoder"
-    assert ours == {name: stock[name] for name in ours}
+    assert ours == {name: baseline[name] for name in ours}

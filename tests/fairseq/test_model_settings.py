@@ -157,8 +157,8 @@ def test_attention_from_rejects_another_number_of_heads(four_heads, heads):
 
 def test_sites_may_have_their_own_key_dimensions():
     """With collaborative heads in the encoder only, the decoder is that of fairseq's transformer."""
-    model, stock = build(**SMALL, collaborative_heads="encoder", encoder_key_dim=6), build("transformer", **SMALL)
-    ours, theirs = ({n: p.shape for n, p in m.decoder.named_parameters()} for m in (model, stock))
+    model, baseline = build(**SMALL, collaborative_heads="encoder", encoder_key_dim=6), build("transformer", **SMALL)
+    ours, theirs = ({n: p.shape for n, p in m.decoder.named_parameters()} for m in (model, baseline))
     assert ours == theirs
     layers = attention_layers(build(**SMALL, key_dim=4, encoder_key_dim=6, cross_key_dim=8))
     assert [layer.key_dim for layer in layers.values()] == [6, 6, 8, 8, 4, 4]
