@@ -63,7 +63,8 @@ def divergences(
     model: Any = trained.model
 
     def predict(sample: Any, encoded: Any) -> Tensor:
-        logits = model.decoder(sample["net_input"]["prev_output_tokens"], encoder_out=encoded)[0]
+        logits = model.decoder(sample["net_input"]["prev_output_tokens"], encoder_out=encoded)[0]  # (N, T, V)
+        # without padding: (N, T, V) → (tokens, V)
         return torch.log_softmax(logits[sample["target"].ne(pad)].float(), dim=-1)
 
     for sample in batches(trained, split, **text):

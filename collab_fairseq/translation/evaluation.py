@@ -64,6 +64,7 @@ def sentence_losses(trained: TrainedModel, split: str, *, max_tokens: int = 4000
         target = sample["target"]  # (B, T): sentences, target tokens
         log_probs = model.get_normalized_probs(model(**sample["net_input"]), log_probs=True)  # (B, T, V)
         mask = target.ne(pad)
+        # (N, T, V) → (N, T, 1) → (N, T); summed over the tokens: (N)
         bits = -(log_probs.gather(2, target[..., None])[..., 0] * mask).double().sum(dim=1) / math.log(2)
         tokens = mask.sum(dim=1)
         for number, sentence_bits, count in zip(sample["id"].tolist(), bits.tolist(), tokens.tolist(), strict=True):
