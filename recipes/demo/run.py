@@ -7,17 +7,18 @@ import sys
 from pathlib import Path
 from typing import List
 
+from collab_fairseq.cli.options import positive
 from data_prep import prepare, toy
 from fairseq_modern import processor
 from fairseq_modern.errors import UserError
 from recipes.runner import settings
 from recipes.runner.cli import show_messages
 from recipes.runner.launch import run_logged
-from recipes.runner.options import Parser, positive
 from recipes.runner.progress import progress_shown
+from recipes.runner.recipe_run import run_name
 from recipes.runner.settings import PYTHON, ROOT
 from recipes.runner.summary import summarise
-from recipes.runner.sweep import parse_run, run_name
+from recipes.runner.sweep import parse_run
 
 ABOUT = """Generate an English-German corpus from a grammar (data_prep/toy_grammar.py) and train three small
 transformers on it in parallel: standard heads at the full key dimension, standard and collaborative heads at a quarter
@@ -28,7 +29,8 @@ ENDING = "OUTPUT contains data/, one folder per model, table.md, summary.md and 
 
 
 def parse(recipe: settings.DictConfig) -> argparse.Namespace:
-    parser = Parser("recipes/demo/run.sh", description=ABOUT, epilog=ENDING)
+    parser = argparse.ArgumentParser("recipes/demo/run.sh", description=ABOUT, epilog=ENDING, allow_abbrev=False)
+    parser.add_argument("--python", metavar="PROGRAM", help="Python with the project installed")
     toy.add_options(parser)
     numbers = {
         "vocab-size": (prepare.load("toy").vocab_size, "SentencePiece pieces, shared by both languages"),

@@ -48,8 +48,8 @@ def main() -> None:
     rest += [*words, "--data", str(args.output), "--output", str(run)]
     # in quotes, because no is a boolean in YAML
     rest += [f'task.source_lang="{languages[0]}"', f'task.target_lang="{languages[1]}"']
-    cfg, options = cli.read_run("own", "all", rest)
-    if "--dry-run" in rest:
+    cfg, _ = cli.read_run("own", "all", rest)
+    if cfg.recipe.dry_run:
         cli.main("own", rest)
         return
     check_output(output)
@@ -60,7 +60,7 @@ def main() -> None:
         stack.enter_context(contextlib.redirect_stdout(messages))
         stack.enter_context(progress_shown("own", cfg.optimization.max_update, [run]))
         cli.main("own", rest)
-        if options.node_rank:  # the first node does everything else
+        if cfg.recipe.node_rank:  # the first node does everything else
             return
         export(run, args.output / "data-bin", model)
     summarise(output, args.output / "raw", languages, [run])

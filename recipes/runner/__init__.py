@@ -5,10 +5,9 @@ STEP.py (wmt14_en_de/rehearse.py), run.py (heads) or NAME.py (lookup). NAME.yaml
 
 In the order of a run:
 
-    options      options of a step
-    settings     YAML file of a recipe; `ROOT`, `PYTHON`, `SettingsError`
-    overrides    variant, options and SECTION.NAME=VALUE arguments: all merged in `merge`
-    validation   names, types and ranges of settings; whether fairseq can build the model
+    options      flags: other names of settings
+    settings     YAML file of a recipe, overrides, flags of fairseq; `ROOT`, `PYTHON`, `SettingsError`
+    checks       names and types of settings; whether fairseq can build the model; averages, test sets
     machine      device, precision, division of the batch among processes
     launch       child processes: commands, signals, exit statuses, GPUs; usage: their time and memory
     recipe_run   `RecipeRun`: folder, stages, averages
@@ -23,5 +22,5 @@ In the order of a run:
 
 For programs of recipes: `finetune` (options and training of a given model), `launch.run_logged` (a child process that
 gets all signals), `programs` (`collab` and fairseq's tools), `progress` and `summary`. They parse options with
-`options.Parser` and end with `collab_fairseq.cli.main.guarded(NAME, main)`.
+`argparse` and end with `collab_fairseq.cli.main.guarded(NAME, main)`.
 """

@@ -17,7 +17,7 @@ def prepare(run: RecipeRun) -> None:
     """Prepare the data if they are missing."""
     if (run.data / "data-bin").is_dir() and (run.data / "prepared.txt").is_file():
         return
-    corpus = [run.recipe.source_option, run.corpus] if run.corpus else []
+    corpus = [run.recipe.source_option, run.recipe.corpus] if run.recipe.corpus else []
     if run_logged([ROOT / run.recipe.prepare, "--output", run.data, *corpus]):
         raise UserError("the data could not be prepared (see above)")
 

@@ -44,7 +44,7 @@ def evaluate(run: RecipeRun) -> None:
         for name in run.test_sets.values():
             score(run, average, name)
         record(run, average)
-        if not average.suffix and not run.valid:
+        if not average.suffix and not run.recipe.valid:
             publish(run)
 
 
@@ -189,7 +189,7 @@ def recorded_scores(file: Path) -> Dict[str, Any]:
 
 
 def record_suffix(run: RecipeRun, average: Average) -> str:
-    return f"{average.suffix}.valid" if run.valid else average.suffix
+    return f"{average.suffix}.valid" if run.recipe.valid else average.suffix
 
 
 def record(run: RecipeRun, average: Average) -> None:
@@ -318,7 +318,7 @@ def blind_translations(folder: Path, cfg: DictConfig, name: str) -> Path:
 
 def translate_blind(run: RecipeRun, name: str) -> None:
     """Translate a set without references with the exported model, if its text is available."""
-    translations, source = blind_translations(run.output, run.cfg, name), blind_source(run.cfg, run.corpus, name)
+    translations, source = blind_translations(run.output, run.cfg, name), blind_source(run.cfg, run.recipe.corpus, name)
     if translations.is_file():
         logger.info("translating %s: already done", name)
         return

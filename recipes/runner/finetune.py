@@ -19,7 +19,6 @@ from fairseq_modern.fault_tolerance.checkpoints import latest_valid_checkpoint
 from . import settings
 from .folder import keep_settings, locked
 from .launch import run_logged
-from .options import Parser
 from .programs import tool
 from .settings import ROOT, USER_DIR
 
@@ -37,7 +36,8 @@ MODEL_SETTINGS = (
 
 def build_parser(recipe: str, **about: Any) -> argparse.ArgumentParser:
     """The options shared by these recipes."""
-    parser = Parser(f"recipes/{recipe}/run.sh", formatter_class=argparse.RawDescriptionHelpFormatter, **about)
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(f"recipes/{recipe}/run.sh", formatter_class=formatter, allow_abbrev=False, **about)
     add = parser.add_argument
     text = "checkpoint of fairseq's transformer or of transformer_collab (required)"
     add("--model", metavar="FILE", type=os.path.abspath, help=text)
@@ -50,6 +50,7 @@ def build_parser(recipe: str, **about: Any) -> argparse.ArgumentParser:
     add("--threads", metavar="N", type=positive, default=1, help="CPU threads (default: 1)")
     text = f"output folder (default: runs/{recipe}/NAME)"
     add("--output", metavar="DIR", type=os.path.abspath, help=text)
+    add("--python", metavar="PROGRAM", help="Python with the project installed")
     return parser
 
 

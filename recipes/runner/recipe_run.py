@@ -13,6 +13,12 @@ from .machine import Machine
 from .settings import identity, stage_ends, test_sets
 
 
+def run_name(heads: str, key_dim: Any, variant: Optional[str], seed: int, updates: int) -> str:
+    """Name of a run and of its folder. Empty parts are left out."""
+    parts = [heads, key_dim and f"dk{key_dim}", variant, f"s{seed}", f"u{updates}"]
+    return "-".join(part for part in parts if part)
+
+
 class Average(NamedTuple):
     """The mean of the last checkpoints of a stage."""
 
@@ -42,8 +48,6 @@ class RecipeRun:
     data: Path  # folder of the prepared corpus
     machine: Machine
     command_line: str  # the command that started the run, for its record
-    corpus: Optional[str] = None  # downloaded corpus, for the script that prepares the data
-    valid: bool = False  # evaluate on the validation set
     kind: str = "update"  # of its averages; "last" if --average differs from that of the run in the folder
 
     def __post_init__(self) -> None:
@@ -72,7 +76,7 @@ class RecipeRun:
     @property
     def test_sets(self) -> Dict[str, str]:
         """Split of the data-bin → name of the test set."""
-        return test_sets(self.cfg, self.valid)
+        return test_sets(self.cfg, self.recipe.valid)
 
     def stages(self) -> List[Average]:
         """The average at the end of each stage."""

@@ -1,20 +1,21 @@
-"""Settings of a recipe: its YAML file, the flags of fairseq that they become, the identity of a run."""
+"""Settings of a recipe: its YAML file, overrides, the flags of fairseq that they become, the identity of a run."""
 
 import os
 import re
-from dataclasses import asdict, dataclass, field
+import shlex
+import warnings
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 import collab_fairseq
 from data_prep.interpreter import PYTHON, ROOT
 from fairseq_modern.errors import UserError
 
 __all__ = ["PYTHON", "ROOT"]
+
 #: value of --user-dir, as printed by `collab user-dir`
 USER_DIR = os.path.dirname(os.path.abspath(collab_fairseq.__file__))
 
@@ -65,78 +66,113 @@ class Recipe:
     average: int = 5  # of the last checkpoints
     stages: int = 1  # each is averaged, translated, scored and recorded
     decoding_tokens: int = 4000  # tokens in a batch of fairseq-generate
-    variants: Dict[str, str] = field(default_factory=dict)  # name → settings as on the command line
-    stock: Optional[Dict[str, Any]] = None  # overrides of --stock, for fairseq's own transformer
+    variants: Dict[str, str] = field(default_factory=dict)  # name → overrides, separated as in a shell
+    stock: Optional[Dict[str, Any]] = None  # overrides for fairseq's own transformer
     runs: List[str] = field(default_factory=list)  # HEADS:KEY_DIM[:VARIANT] of a sweep
     root: str = str(ROOT)
+    # on the command line
+    variant: Optional[str] = None  # of variants; several joined by _
+    fast: bool = False  # see FAST
+    use_stock: bool = False
+    output: Optional[str] = None  # folder of the run, or of the runs of a sweep
+    corpus: Optional[str] = None  # downloaded corpus, for `prepare`
+    valid: bool = False  # evaluate on the validation set
+    nodes: Optional[int] = None
+    node_rank: Optional[int] = None
+    master: Optional[str] = None  # HOST:PORT of the first node
+    max_tokens: Optional[int] = None  # per process and forward pass
+    threads: Optional[int] = None  # per node
+    seeds: Optional[List[int]] = None  # of a sweep
+    jobs: int = 1  # runs of a sweep at a time
+    submit: Optional[str] = None  # command that submits each run of a sweep to a cluster
+    table: bool = False  # only write the table of a sweep
+    dry_run: bool = False
 
 
-def read_yaml(path: Path, parents: Tuple[Path, ...] = ()) -> DictConfig:
-    """Read a YAML file. It overrides the files that its `defaults` list, as in Hydra.
+#: overrides of `recipe.fast`
+FAST = [
+    "criterion._name=label_smoothed_cross_entropy_chunked",
+    "optimizer._name=fused_adam",
+    "model.fast_dropout=true",
+]
 
-    Args:
-        parents: files whose `defaults` led to this one.
-    """
-    if path.resolve() in parents:
-        raise SettingsError(f"defaults must not lead back to the same file; got {path} twice")
-    try:
-        content = OmegaConf.load(path)
-    except OSError as error:
-        raise SettingsError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (UnicodeDecodeError, YAMLError, OmegaConfBaseException) as error:
-        raise SettingsError(f"{path} is not a YAML file of settings: {error}") from error
-    if not isinstance(content, DictConfig):
-        raise SettingsError(f"{path} must contain sections of settings; got a list")
-    plain: Any = OmegaConf.to_container(content)
-    names = plain.get("defaults", ["_self_"])
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise SettingsError(f"defaults in {path} must be a list of names of YAML files; got {names}")
-    content.pop("defaults", None)
-    layers = []
-    for name in names if "_self_" in names else [*names, "_self_"]:
-        if name == "_self_":
-            layers.append(content)
-        else:
-            parent = path.parent / f"{name.partition('@')[0]}.yaml"
-            layers.append(read_yaml(parent, (*parents, path.resolve())))
-    return OmegaConf.merge(*layers)  # type: ignore[return-value]
+
+def read_yaml(file: Path) -> DictConfig:
+    """A YAML file and its `defaults`, as Hydra composes them."""
+    from hydra import compose, initialize_config_dir
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the version is global, and fairseq's calls need this one
+        with initialize_config_dir(str(file.resolve().parent), version_base="1.1"):
+            cfg = compose(file.stem)
+    OmegaConf.set_struct(cfg, False)
+    return cfg
 
 
 def load(recipe: str, config: Optional[str] = None) -> DictConfig:
     """Settings of a recipe's YAML file, overridden by `config`: a file, or the name of one in the recipe's folder."""
     folder = ROOT / "recipes" / recipe
-    defaults = {"recipe": asdict(Recipe())}
-    cfg: Any = OmegaConf.merge(defaults, read_yaml(folder / f"{recipe}.yaml"))
-    plain: Any = OmegaConf.to_container(cfg)
-    of_hydra = plain["checkpoint"].get("save_dir")  # for fairseq-hydra-train
+    layers = [folder / f"{recipe}.yaml"]
     if config:
         neighbour = folder / f"{config}.yaml"
-        overrides = read_yaml(neighbour if neighbour.is_file() else Path(config))
-        values: Any = OmegaConf.to_container(overrides)
-        for section, value in values.items():
-            if not isinstance(value, dict):
-                raise SettingsError(f"{section} in {config} must be a section of settings; got {shown(value)}")
-        if values.get("checkpoint", {}).get("save_dir") not in (None, MISSING, of_hydra):
-            raise SettingsError("checkpoint.save_dir must be left out: give --output")
-        reject_missing(cfg, values)
-        cfg = OmegaConf.merge(cfg, overrides)
-    cfg.pop("hydra", None)
-    cfg.checkpoint.save_dir = MISSING  # given by --output
+        layers.append(neighbour if neighbour.is_file() else Path(config))
+    cfg: Any = OmegaConf.merge({"recipe": asdict(Recipe())}, *map(read_yaml, layers))
+    cfg.checkpoint.save_dir = MISSING  # that of a YAML file is for fairseq-hydra-train
     return cfg  # type: ignore[no-any-return]
 
 
-def reject_missing(cfg: DictConfig, overrides: Any, prefix: str = "") -> None:
-    """Reject overrides by `???`: OmegaConf would silently keep the present value."""
-    for key, value in overrides.items():
-        if isinstance(value, dict):
-            reject_missing(cfg, value, f"{prefix}{key}.")
-        elif value == MISSING and OmegaConf.select(cfg, f"{prefix}{key}") is not None:
-            raise SettingsError(f"{prefix}{key} must be given; got ???")
+def override(cfg: DictConfig, flags: Dict[str, Any], words: List[str]) -> DictConfig:
+    """Apply all overrides to the settings of a recipe: variant, `recipe.fast`, flags, words; later ones win.
+
+    Args:
+        flags: setting → value.
+        words: `SECTION.NAME=VALUE`.
+    """
+    last = OmegaConf.create()
+    for name, value in flags.items():
+        OmegaConf.update(last, name, value)
+    last = OmegaConf.merge(last, OmegaConf.from_dotlist(words))  # type: ignore[assignment]
+    recipe: Any = OmegaConf.merge(cfg.recipe, last.get("recipe") or {})
+    if recipe.use_stock:
+        if recipe.fast or {"model.collaborative_heads", "model.key_dim"} & set(flags):
+            raise SettingsError("--stock excludes --heads, --key-dim and --fast")
+        cfg = stock(cfg)
+    # --heads none: the embedding width, unless a later override sets a key dimension
+    first = ["model.key_dim=null"] if flags.get("model.collaborative_heads") == "none" else []
+    first += variant(recipe, recipe.variant) if recipe.variant else []
+    merged: Any = OmegaConf.merge(cfg, OmegaConf.from_dotlist(first + (FAST if recipe.fast else [])), last)
+    if not any(word.startswith("checkpoint.save_interval_updates=") for word in (*first, *words)):
+        _keep_number_of_checkpoints(merged, cfg)
+    if OmegaConf.is_missing(merged.common, "user_dir"):
+        merged.common.user_dir = None if recipe.use_stock else USER_DIR
+    return merged  # type: ignore[no-any-return]
 
 
-def shown(value: Any) -> str:
-    """A value as written in YAML."""
-    return "null" if value is None else str(value)
+def _keep_number_of_checkpoints(cfg: DictConfig, recipe: DictConfig) -> None:
+    """Scale the checkpoint interval with the length of the run, if an override changes the length."""
+    interval, updates = recipe.checkpoint.save_interval_updates, recipe.optimization.max_update
+    if interval > 0 and cfg.optimization.max_update != updates:
+        number = max(1, updates // interval)
+        cfg.checkpoint.save_interval_updates = max(1, cfg.optimization.max_update // number)
+
+
+def stock(cfg: DictConfig) -> DictConfig:
+    """Settings of fairseq's own transformer of the same size: `recipe.stock`, without the fields of this project."""
+    from fairseq.models.transformer import TransformerConfig
+
+    merged: Any = OmegaConf.merge(cfg, cfg.recipe.stock)
+    known = {"_name", *(each.name for each in fields(TransformerConfig))}
+    merged.model = {name: value for name, value in merged.model.items() if name in known}
+    return merged  # type: ignore[no-any-return]
+
+
+def variant(recipe: DictConfig, name: str) -> List[str]:
+    """The overrides of a variant, or of several joined by _, each overriding those before it."""
+    parts = [name] if name in recipe.variants else name.split("_")
+    if unknown := {*parts} - {*recipe.variants}:
+        known = ", ".join(sorted(recipe.variants)) or "none"
+        raise SettingsError(f"--variant must be of this recipe ({known}), or some joined by _; got {min(unknown)}")
+    return [word for part in parts for word in shlex.split(recipe.variants[part])]
 
 
 def leaves(section: DictConfig, prefix: str = "") -> Iterator[Tuple[str, Any]]:

@@ -1,6 +1,5 @@
 """Several runs of a recipe and the table of their results."""
 
-import argparse
 import contextlib
 import json
 import logging
@@ -24,8 +23,8 @@ from .evaluation import blind_source, blind_translations, recorded_scores
 from .folder import check_files, check_output, check_settings, fingerprint, kept_settings
 from .launch import STOPPED, forward_signals, gpu_shares, run_logged, send, start
 from .machine import Machine, find_gpus
-from .overrides import shell_words
 from .programs import collab
+from .recipe_run import run_name
 from .settings import ROOT, SettingsError, decoding, identity
 
 logger = logging.getLogger("recipe")
@@ -35,7 +34,6 @@ Processes = Dict[str, "subprocess.Popen[Any]"]
 def sweep(
     recipe: str,
     cfg: DictConfig,
-    args: argparse.Namespace,
     shared: List[str],
     read_run: Callable[[List[str]], DictConfig],
 ) -> None:
@@ -45,25 +43,26 @@ def sweep(
         shared: arguments of every run.
         read_run: the settings of a run with these arguments; raises an error if the run is impossible.
     """
-    output, program = Path(args.output or ROOT / "runs" / recipe), run_program(recipe, args)
-    selections = [parse_run(run) for run in (cfg.recipe.runs if args.runs is None else args.runs)]
+    wanted = cfg.recipe
+    output, program = Path(wanted.output or ROOT / "runs" / recipe), run_program(recipe, cfg)
+    selections = [parse_run(run) for run in wanted.runs]
     if not selections:
         raise SettingsError("--runs must name at least one run, such as none:64; got ''")
     for name in (word.partition("=")[0] for word in shared):
         if name in ("model.collaborative_heads", "model.key_dim", "common.seed"):
             raise SettingsError(f"{name} differs between the runs of a sweep; give --runs or --seeds")
     cfgs = [read_run([*run_options(*selection), *shared]) for selection in selections]
-    data = Path(args.data or ROOT / cfg.recipe.data)
+    data = ROOT / wanted.data
     runs = {}
     decodings = {}
-    for seed in args.seeds or [cfg.common.seed]:
+    for seed in wanted.seeds or [cfg.common.seed]:
         for selection, settings in zip(selections, cfgs, strict=True):
             name = run_name(*selection, seed, cfg.optimization.max_update)
             check_existing(output / name, {**identity(settings), "common.seed": seed}, data)
             decodings[name] = decoding(settings)
             words = [*run_options(*selection), "--seed", str(seed), "--output", str(output / name)]
             runs[name] = [*program, *words, *shared]
-    if args.table:
+    if wanted.table:
         for name in runs:
             check_settings(output / name, recorded_decoding(output / name) or decodings[name], decodings[name])
         write_tables(output, runs)
@@ -71,19 +70,19 @@ def sweep(
     unfinished = {}
     for name, command in runs.items():
         translated = recorded_decoding(output / name) in ({}, decodings[name])
-        if translated and is_finished(output / name, cfg, args.corpus):
+        if translated and is_finished(output / name, cfg, wanted.corpus):
             logger.info("%s: already done", name)
         else:
             unfinished[name] = command
-    if args.dry_run:
+    if wanted.dry_run:
         sys.stdout.write("".join(f"{shlex.join(command)}\n" for command in unfinished.values()))
-    elif args.submit is not None:
+    elif wanted.submit is not None:
         for name, command in unfinished.items():
             if run_logged(command):
                 raise UserError(f"{name} could not be submitted (see above)")
     else:
         check_output(output)
-        failed = make(unfinished, output, args.jobs or 1, gpus_per_run(cfg) if unfinished else 0)
+        failed = make(unfinished, output, wanted.jobs, gpus_per_run(cfg) if unfinished else 0)
         if len(failed) < len(runs):
             write_tables(output, runs)
         if failed:
@@ -141,24 +140,19 @@ def parse_run(run: str) -> Tuple[str, str, str]:
     return heads, key_dim, "".join(variant)
 
 
-def run_name(heads: str, key_dim: Any, variant: Optional[str], seed: int, updates: int) -> str:
-    """Name of a run and of its folder. Empty parts are left out."""
-    parts = [heads, key_dim and f"dk{key_dim}", variant, f"s{seed}", f"u{updates}"]
-    return "-".join(part for part in parts if part)
-
-
 def run_options(heads: str, key_dim: str, variant: str) -> List[str]:
     words = ["--heads", heads, "--key-dim", key_dim]
     return [*words, "--variant", variant] if variant else words
 
 
-def run_program(recipe: str, args: argparse.Namespace) -> List[str]:
+def run_program(recipe: str, cfg: DictConfig) -> List[str]:
     """The program that makes a run: run.sh, or --submit with run.sbatch."""
-    if args.submit is None:
+    submit = cfg.recipe.submit
+    if submit is None:
         return [str(ROOT / "recipes" / recipe / "run.sh")]
-    words = shell_words("--submit", args.submit)
-    if not words or not (args.dry_run or shutil.which(words[0])):
-        raise SettingsError(f"--submit must begin with a program that is installed; got '{args.submit}'")
+    words = shlex.split(submit)
+    if not words or not (cfg.recipe.dry_run or shutil.which(words[0])):
+        raise SettingsError(f"--submit must begin with a program that is installed; got '{submit}'")
     if Path.cwd().resolve() != ROOT:  # run.sbatch looks for the recipe in the folder of submission
         raise SettingsError(f"--submit must be given in {ROOT}; got {Path.cwd()}")
     return [*words, str(ROOT / "recipes/slurm/run.sbatch"), recipe]

@@ -20,7 +20,6 @@ from fairseq_modern.errors import UserError
 from recipes.runner.cli import show_messages
 from recipes.runner.folder import keep_settings
 from recipes.runner.launch import run_logged, start
-from recipes.runner.options import Parser
 from recipes.runner.settings import PYTHON, ROOT
 
 HERE = ROOT / "recipes" / "wmt14_en_de"
@@ -31,7 +30,7 @@ logger = logging.getLogger("recipe")
 
 
 def parse() -> argparse.Namespace:
-    parser = Parser(NAME, usage=f"{NAME} [options]", description=__doc__)
+    parser = argparse.ArgumentParser(NAME, usage=f"{NAME} [options]", description=__doc__, allow_abbrev=False)
     add = parser.add_argument
     text = "output folder (default: runs/wmt14_en_de.rehearsal)"
     add("--output", metavar="DIR", type=Path, default=ROOT / "runs" / "wmt14_en_de.rehearsal", help=text)

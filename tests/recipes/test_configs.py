@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 import collab_fairseq.models
 from collab_fairseq.models.arguments import configure, resolve
 from fairseq_modern.errors import UserError
-from recipes.runner import cli, overrides, settings, training
+from recipes.runner import cli, settings, training
 from tests.common import ROOT, run
 from tests.fairseq.conftest import tiny_data  # noqa: F401  (a fixture)
 from tests.recipes.test_settings import CONFIGS, RECIPES
@@ -182,10 +182,10 @@ def test_settings_that_follow_from_others(tmp_path):
 
     def value(name, *words):
         argv = ["--config", str(tmp_path / "mine.yaml"), *words]
-        cfg, args = cli.read_run("toy", "all", argv)
+        cfg, _ = cli.read_run("toy", "all", argv)
         if "." in name:
             return OmegaConf.select(cfg, name)
-        return getattr(cli.plan_run("toy", "all", argv, cfg, args), name)
+        return getattr(cli.plan_run("toy", "all", argv, cfg), name)
 
     interval = "checkpoint.save_interval_updates"
     assert (value(interval, "--updates", "750"), value(interval, "--variant", "fine")) == (37, 10)
@@ -206,7 +206,7 @@ def test_rows_of_the_precision_study_have_their_precision_on_all_machines():
 def test_a_command_that_resumes_has_no_settings_for_the_start(tmp_path):
     """With another number of GPUs, fairseq would start from --restore-file again."""
     argv = ["--device", "cpu", "--output", str(tmp_path), "checkpoint.restore_file=first.pt"]
-    run_of_recipe = cli.plan_run("toy", "all", argv, *cli.read_run("toy", "all", argv))
+    run_of_recipe = cli.plan_run("toy", "all", argv, cli.read_run("toy", "all", argv)[0])
     (stage,) = run_of_recipe.stages()
     start, resumed = (training.command(run_of_recipe, stage, resumes) for resumes in (False, True))
     position = start.index("--restore-file")
@@ -232,7 +232,7 @@ def test_variants_with_paths_are_one_word_in_a_folder_with_spaces():
     for config, name in ((None, "scaled"), ("converge", "scaled062")):
         cfg = settings.load("curve", config)
         cfg.recipe.root = "/home/me/my repo"
-        (word,) = overrides.variant(cfg, name)
+        (word,) = settings.variant(cfg.recipe, name)
         assert word.startswith("model.attention_from=/home/me/my repo/runs/curve/scaled-")
 
 
@@ -240,7 +240,7 @@ def test_other_stages_than_at_the_start_are_rejected(tmp_path, monkeypatch):
     """The checkpoints are no longer those of the end of the stage."""
     argv = ["--device", "cpu", "--output", str(tmp_path), "--stages", "3", "--average", "1"]
     argv += ["lr_scheduler._name=inverse_sqrt", "--updates", "60", "checkpoint.save_interval_updates=10"]
-    run_of_recipe = cli.plan_run("toy", "all", argv, *cli.read_run("toy", "all", argv))
+    run_of_recipe = cli.plan_run("toy", "all", argv, cli.read_run("toy", "all", argv)[0])
     latest = SimpleNamespace(updates=50, path="checkpoint_last.pt")
     monkeypatch.setattr(training, "latest_valid_checkpoint", lambda folder: latest)
     (tmp_path / "checkpoints").mkdir()

@@ -32,7 +32,7 @@ def start(tmp_path):
         runs = []
         for rank, (data, *words) in enumerate(nodes):
             argv = [*master, "--node-rank", str(rank), "--data", str(data), "--output", str(tmp_path / "run"), *words]
-            runs.append(cli.plan_run("toy", "train", argv, *cli.read_run("toy", "train", argv)))
+            runs.append(cli.plan_run("toy", "train", argv, cli.read_run("toy", "train", argv)[0]))
 
         def node(run):
             try:

@@ -60,44 +60,36 @@ def assert_accepted(done):
 @pytest.mark.parametrize(
     ("word", "message"),
     [
+        # names and types: errors of OmegaConf
+        ("model.encoder.layer=3", "Key 'layer' not in 'EncDecBaseConfig' full_key: model.encoder.layer"),
+        ("optimization.epochs=3", "Key 'epochs' not in 'OptimizationConfig' full_key: optimization.epochs"),
+        ("recipe.averag=3", "Key 'averag' not in 'Recipe' full_key: recipe.averag"),
+        ("optimization.clip_norm=high", "Value 'high' of type 'str' could not be converted to Float full_key: optimiz"),
+        ("optimization.lr=[1", "while parsing a flow sequence"),
+        ("model.dropout=${nothere.x}", "Interpolation key 'nothere.x' not found full_key: model.dropout"),
+        # sections that would not reach fairseq-train
+        ("optimisation.lr=[1]", "settings must be in the sections common, task, model"),
+        ("ema.store_ema=true", "settings must be in the sections common, task, model"),
+        ("optimizer._name=fuse_adam", "optimizer._name must be registered by fairseq or this project; got fuse_adam"),
+        # what a run would only show at its end, or not at all
         ("recipe.average=0", "recipe.average must be at least 1; got 0"),
-        ("dataset.max_tokens=null", "dataset.max_tokens must be at least 1; got null"),
-        ("optimization.clip_norm=-1", "optimization.clip_norm must be at least 0; got -1"),
-        ("optimization.update_freq=[]", "optimization.update_freq must have at least one value; got []"),
+        ("generation.beam=0", "generation.beam must be at least 1; got 0"),
+        ("dataset.max_tokens=null", "dataset.max_tokens must be at least 1; got None"),
         ("optimization.update_freq=[4,1]", "optimization.update_freq must be one number in a recipe; got [4, 1]"),
-        ("optimization.lr=[.inf]", "optimization.lr must be positive and finite; got inf"),
-        ("model.dropout=nan", "model.dropout must be in [0, 1); got nan"),
-        ("criterion.label_smoothing=1", "criterion.label_smoothing must be in [0, 1); got 1"),
-        ("model.kv_heads=2", "--kv-heads is for grouped heads"),
-        ("lr_scheduler.warmup_updates=0", "fairseq cannot build lr_scheduler from these settings: "),
-        ("model.dropout=???", "model.dropout must be given; got ???"),
-        ("model.dropout=${nothere.x}", "model.dropout must have a value: Interpolation key 'nothere.x' not found"),
-        ("model.encoder.layer=3", "model.encoder.layer is not a setting; did you mean model.encoder.layers?"),
-        ("optimisation.lr=[1]", "optimisation is not a section of a recipe's settings; did you mean optimization?"),
-        ("checkpoint.patience=5", "checkpoint.patience must be left out: a recipe resumes from its checkpoints, and"),
-        ("checkpoint.no_save=true", "checkpoint.no_save must be left out"),
-        ("checkpoint.no_last_checkpoints=true", "checkpoint.no_last_checkpoints must be left out"),
-        ("checkpoint.no_save_optimizer_state=true", "checkpoint.no_save_optimizer_state must be left out"),
-        ("dataset.validate_after_updates=9", "dataset.validate_after_updates must be left out"),
-        ("optimization.stop_min_lr=1", "stop_min_lr must be below the learning rate of every update, 1e-07; got 1.0"),
-        ("checkpoint.checkpoint_suffix=_x", "checkpoint.checkpoint_suffix must be left out"),
+        ("model.dropout=7", "model.dropout must be between 0 and 1; got 7"),
         ("common.log_format=simple", "common.log_format must be json, which a recipe reads; got simple"),
-        ("distributed_training.distributed_init_method=x", "must be left out: a recipe starts the training processes"),
-        ("dataset.gen_subset=valid", "dataset.gen_subset must be left out: give recipe.tests; got valid"),
-        ("generation.score_reference=true", "generation.score_reference must be left out: a recipe translates without"),
-        ("optimization.epochs=3", "epochs is not a setting; did you mean optimization.max_update?"),
-        ("optimization.max_epoch=3", "optimization.max_epoch must be left out"),
-        ("optimization.stop_time_hours=0.5", "optimization.stop_time_hours must be left out"),
-        ("optimization.learning_rate=0.1", "learning_rate is not a setting; did you mean optimization.lr?"),
-        ("optimizer._name=fuse_adam", "by fairseq or this project; got fuse_adam; did you mean fused_adam?"),
-        ("bpe.codes=x", "bpe is not a section of a recipe's settings"),
-        ("ema.store_ema=true", "ema is not a section of a recipe's settings"),
-        ("optimization.clip_norm=high", "optimization.clip_norm: Value 'high' of type 'str' could not be converted"),
-        ("optimization.lr=[1", "optimization.lr=[1: "),
-        ("common.cpu=true", "common.cpu must be left out: give --device"),
-        ("common.amp=true", "common.amp must be left out: give --precision"),
+        ("optimization.stop_min_lr=1", "stop_min_lr must be below the learning rate of every update, 1e-07; got 1.0"),
         ("checkpoint.keep_interval_updates=1", "--average must be at most 1, the number of checkpoints kept; got 5"),
-        ("model=hello", "an override must be a setting such as optimization.lr=[0.001]; got 'model=hello'"),
+        ("lr_scheduler.warmup_updates=0", "fairseq cannot build this model: "),
+        ("model.kv_heads=2", "--kv-heads 2 is for standard heads"),
+        # reserved
+        ("checkpoint.patience=5", "checkpoint.patience must be left out: the recipe sets it, or could not resume, av"),
+        ("checkpoint.no_save_optimizer_state=true", "checkpoint.no_save_optimizer_state must be left out"),
+        ("dataset.gen_subset=valid", "dataset.gen_subset must be left out"),
+        ("common.amp=true", "common.amp must be left out"),
+        ("common.user_dir=/x", "common.user_dir must be left out"),
+        ("checkpoint.save_dir=/x", "checkpoint.save_dir must be left out"),
+        ("task.data=/x", "task.data must be left out"),
     ],
 )
 def test_rejects_wrong_settings_before_any_work(word, message, call, tmp_path):
@@ -129,7 +121,7 @@ def test_the_model_and_the_output_of_translations_are_those_of_the_recipe(call):
     assert {"path", "quiet", "results_path"} < values.keys()
     for name in values.keys() - {"_name", "post_process"}:
         done = call("toy", f"common_eval.{name}={values[name]}", "--device", "cpu", "--dry-run")
-        assert_rejected(done, f"common_eval.{name} must be left out: a recipe ")
+        assert_rejected(done, f"common_eval.{name} must be left out")
     assert_accepted(call("toy", "common_eval.quiet=false", "--device", "cpu", "--dry-run"))  # the default
 
 
@@ -155,15 +147,12 @@ def test_accepts_settings_that_fairseq_can_train_with(words, call, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--runs", "foo:16"], "--heads must be different sites among encoder, cross, decoder joined by '_'"),
+        (["--runs", "foo:16"], "--collaborative-heads must be different sites among encoder, cross, decoder joined by"),
         (["--runs", "none:0"], "--runs must be HEADS:KEY_DIM[:VARIANT] with a positive KEY_DIM; got 'none:0'"),
         (["--runs", ""], "--runs must name at least one run, such as none:64; got ''"),
-        (["--runs", "none:16:nosuch"], "--variant must be a variant of this recipe (blocks8)"),
+        (["--runs", "none:16:nosuch"], "--variant must be of this recipe (blocks8)"),
         (["model.key_dim=8"], "give --runs or --seeds"),
         (["--average", "99"], "--average must be at most 20"),
-        (["--valid"], "unknown argument '--valid'"),
-        (["--seeds", "0"], "argument --seeds: must be a positive integer; got '0'"),
-        (["--submit", "sbatch 'x"], "--submit must be words as in a shell; got sbatch 'x (No closing quotation)"),
         (["--submit", ""], "--submit must begin with a program that is installed; got ''"),
     ],
 )
@@ -254,36 +243,23 @@ def test_sweep_translates_again_with_other_settings_of_decoding(call, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("model: hello", "model in FILE must be a section of settings; got hello"),
-        ("defaults: [mine]", "defaults must not lead back to the same file; got FILE twice"),
-        ("defaults: [3]", "defaults in FILE must be a list of names of YAML files; got [3]"),
-        ("defaults: [nosuch]", "nosuch.yaml cannot be read: No such file"),
-        ("model: {dropout: '${model.dropout}'}", "model.dropout must have a value: Recursive interpolation"),
-        ("model: {dropout: '???'}", "model.dropout must be given; got ???"),
-        ("recipe: {variants: null}", "recipe.variants: "),
-        ('recipe: {variants: {a: "model.dropout=\'0.1"}}', "recipe.variants.a must be words as in a shell"),
-        ("checkpoint: {save_interval_updates: x}", "checkpoint.save_interval_updates: Value 'x'"),
-        ("{common: {amp: true}, recipe: {variants: {a: ''}}}", "common.amp must be left out: give --precision"),
-        ("banana: {a: 1}", "banana is not a section of a recipe's settings"),
-        ("{common: {bf16: true}, recipe: {variants: {a: ''}}}", "common.bf16 must be left out: give --precision"),
-        ("{task: {data: /my/data-bin}, recipe: {variants: {a: ''}}}", "task.data must be left out: give --data"),
-        ("recipe: {variants: {a: checkpoint.save_dir=/x}}", "checkpoint.save_dir must be left out: give"),
+        ("defaults: [nosuch]", "Could not load 'nosuch'"),
         (
-            "{checkpoint: {save_dir: /x}, recipe: {variants: {a: ''}}}",
-            "checkpoint.save_dir must be left out: give",
+            "{dataset: {max_tokens: x}, recipe: {variants: {a: ''}}}",
+            "Value 'x' of type 'str' could not be converted to Integer",
         ),
-        ("recipe: {variants: {a: common.cpu=true}}", "common.cpu must be left out: give --device"),
-        ("task: {target_lang: no}", "task.target_lang must be text, in quotes if YAML reads a boolean; got False"),
-        ("[", "FILE is not a YAML file of settings: "),
-        ("- a", "FILE must contain sections of settings; got a list"),
-        (b"x\xff: 1", "FILE is not a YAML file of settings: "),
+        ("{banana: {a: 1}, recipe: {variants: {a: ''}}}", "settings must be in the sections common, task, model"),
+        ("{common: {amp: true}, recipe: {variants: {a: ''}}}", "common.amp must be left out"),
+        ("{task: {target_lang: no}, recipe: {variants: {a: ''}}}", "task.target_lang must be text, in quotes if YAML"),
+        ("recipe: {variants: {a: common.cpu=true}}", "common.cpu must be left out"),
+        ("[", "while parsing"),
     ],
 )
 def test_rejects_wrong_files_of_settings(text, message, call, tmp_path):
     file = tmp_path / "mine.yaml"
-    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    file.write_text(text, encoding="utf-8")
     done = call("toy", "--config", file, "--variant", "a", "--device", "cpu", "--dry-run")
-    assert_rejected(done, message.replace("FILE", str(file)))
+    assert_rejected(done, message)
 
 
 @pytest.mark.parametrize("step", ["train", "sweep"])
@@ -306,7 +282,7 @@ def test_a_missing_package_is_an_error_before_any_work(call, tmp_path, monkeypat
 
 def test_shell_scripts_pass_on_the_exit_status():
     done = run("bash", TOY / "run.sh", "model.dropout=7", "--dry-run", check=False)
-    assert_rejected(done, "recipes/toy/run.sh: error: model.dropout must be in [0, 1); got 7")
+    assert_rejected(done, "recipes/toy/run.sh: error: model.dropout must be between 0 and 1; got 7")
     for option in (["--python", "nosuch"], ["--python=nosuch"]):
         done = run("bash", TOY / "run.sh", *option, check=False)
         assert (done.returncode, done.stderr) == (2, "error: --python must be an interpreter; got 'nosuch'\n")
