@@ -34,7 +34,8 @@ def pytest_collection_modifyitems(items):
     without_gpu = not torch.cuda.is_available()
     for item in items:
         if item.get_closest_marker("slow") is None:
-            item.add_marker("unit" if "unit" in item.path.relative_to(ROOT).parts else "integration")
+            unit = {"attention", "unit"} & {*item.path.relative_to(ROOT).parts}
+            item.add_marker("unit" if unit else "integration")
         if without_gpu and item.get_closest_marker("gpu") is not None:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
 

@@ -9,9 +9,9 @@ from collab_fairseq.attention import block_mixing
 from collab_fairseq.attention.factors import HeadFactors, standard_heads
 from collab_fairseq.heads.redundancy import read_weights, redundancy
 from fairseq_modern.errors import UserError
+from tests.attention.cases import normal
 from tests.fairseq.heads_cases import collab, parts_of
 from tests.fairseq.models import SMALL, arguments, build
-from tests.unit.attention_cases import normal
 
 
 @pytest.mark.parametrize("mixing", [block_mixing([2, 2, 2]).double(), normal(3, 6, seed=2)], ids=["blocks", "dense"])

@@ -9,7 +9,7 @@ import torch
 from collab_fairseq.attention.reference import reference_attention
 from collab_fairseq.reparam import Calibrator, HeadFactors, ReparamError, ScoreWeights, standard_heads
 from collab_fairseq.reparam.calibrate import Weighting
-from tests.unit.attention_cases import E, H, N, S, T, coloured, masks, normal
+from tests.attention.cases import E, H, N, S, T, coloured, masks, normal
 
 
 def all_masks() -> Dict[str, Dict[str, Any]]:

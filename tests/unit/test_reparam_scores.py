@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from collab_fairseq.reparam import Calibrator, ReparamError, collaborative_layer, fit_layers, fit_scores, scores_of
+from tests.attention.cases import E, N, S, T, build, coloured, reference
 from tests.common import FLOAT64
-from tests.unit.attention_cases import E, N, S, T, build, coloured, reference
 
 NAMES = ["standard", "collaborative", "collaborative-content", "collaborative-pruned"]
 

@@ -9,7 +9,7 @@ import torch
 from collab_fairseq.attention import block_mixing
 from collab_fairseq.reparam import HeadFactors, ReparamError, decompose, relative_error, standard_heads
 from collab_fairseq.reparam.solver import STARTS, Grams, Iterate, als_sweep
-from tests.unit.attention_cases import normal
+from tests.attention.cases import normal
 
 H, DK, DQ, DKEY = 4, 6, 20, 17
 K = H * DK

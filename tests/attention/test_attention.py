@@ -16,8 +16,8 @@ from collab_fairseq.attention import (
 )
 from collab_fairseq.attention.attention_types import layer_at
 from collab_fairseq.attention.masks import AttentionMask, combine
+from tests.attention.cases import ATTENTION_TYPES, LAYERS, E, H, T, build, inputs, masks, reference
 from tests.common import DEVICES, FLOAT64
-from tests.unit.attention_cases import ATTENTION_TYPES, LAYERS, E, H, T, build, inputs, masks, reference
 
 
 @pytest.mark.parametrize("name", LAYERS)

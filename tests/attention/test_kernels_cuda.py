@@ -7,10 +7,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from collab_fairseq.attention import CollaborativeAttention, KeyValue, kernels
+from collab_fairseq.attention import CollaborativeAttention, KeyValue, kernels, transforms
 from collab_fairseq.attention.kernels import AttentionError, choose, choose_standard, packed_bmm, sdpa
+from tests.attention.cases import call, reference, tensors
 from tests.common import DEVICES
-from tests.unit.attention_cases import call, reference, tensors
 
 HALF, SINGLE = torch.bfloat16, torch.float32
 
@@ -53,7 +53,8 @@ def test_choice_depends_on_the_device_before_compilation(key_dim, dtype, weights
         query, mixing, entry = fake_inputs(key_dim, dtype)
         heads = query.unsqueeze(1).expand(-1, 3, -1, -1)
         on_cpu = fake_inputs(key_dim, dtype, device="cpu")
-        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiled)
+        for module in (torch.compiler, transforms):
+            monkeypatch.setattr(module, "is_compiling", lambda: compiled)
         assert choose("auto", query, mixing, entry, None, weights) is expected.attend
         standard = choose_standard("auto", heads, entry, 0.1, weights)
         assert standard is (sdpa.attend if expected is sdpa or key_dim == 136 else packed_bmm.attend)

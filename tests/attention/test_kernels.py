@@ -11,11 +11,11 @@ from torch.utils.checkpoint import checkpoint
 
 from collab_fairseq.attention import CollaborativeAttention, KeyValue, kernels
 from collab_fairseq.attention.kernels import AttentionError, choose, choose_standard, head_loop, packed_bmm, sdpa
+from tests.attention import cases
+from tests.attention.cases import ATTENTION_TYPES, E, H, N, T, build, call, inputs, leaves, masks, tensors
 from tests.common import DEVICES, FLOAT64
-from tests.unit import attention_cases as cases
-from tests.unit.attention_cases import ATTENTION_TYPES, E, H, N, T, build, call, inputs, leaves, masks, tensors
 
-#: layers of attention_cases and their kernels
+#: layers of `cases` and their kernels
 LAYER_KERNELS = [
     *((name, "auto") for name in cases.LAYERS),
     *itertools.product(("collaborative-two-values", "collaborative-pruned"), kernels.COLLABORATIVE),

@@ -10,8 +10,8 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from collab_fairseq.attention import CollaborativeAttention, GroupedAttention, LatentAttention, StandardAttention
+from tests.attention.cases import ATTENTION_TYPES, E, H, N, T, build, inputs, leaves, masks, reference
 from tests.common import FLOAT64
-from tests.unit.attention_cases import ATTENTION_TYPES, E, H, N, T, build, inputs, leaves, masks, reference
 
 SHARED_VALUES = partial(CollaborativeAttention, value_heads=1)
 MULTI_QUERY = partial(GroupedAttention, kv_heads=1)
