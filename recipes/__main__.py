@@ -64,7 +64,9 @@ def main() -> int:
     if argv[:1] == [program]:
         title, argv = f"{title} {program}", argv[1:]
     sys.argv = [title, *argv]
-    return guarded(title, importlib.import_module(f"recipes.{name}.{program}").main)
+    module = importlib.import_module(f"recipes.{name}.{program}")
+    # a program prints the table of a page, or does more
+    return guarded(title, getattr(module, "main", lambda: sys.stdout.write(module.markdown(argv)) and 0))
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     command = parsers["redundancy"]
     text = "fairseq checkpoint, its model folder, or Hugging Face model folder"
-    command.add_argument("checkpoint", metavar="CHECKPOINT", type=checkpoint, help=text)
+    command.add_argument("checkpoint", metavar="CHECKPOINT", help=text)
     _add_output(command, "draw the captured energy")
 
     command = parsers["importance"]
@@ -147,7 +147,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_labelled_text(command)
 
     command = parsers["gates"]
-    command.add_argument("checkpoint", metavar="CHECKPOINT", type=checkpoint, help="trained with --head-gates")
+    command.add_argument("checkpoint", metavar="CHECKPOINT", help="trained with --head-gates")
     _add_output(command, "draw P(open) as heat maps")
     _add_checkpoint_output(command, "checkpoint without gates and closed heads")
 
@@ -165,7 +165,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_model(parser: argparse.ArgumentParser, nargs: Optional[str] = None, also: str = "") -> None:
     add = parser.add_argument
     text = "checkpoint of fairseq's transformer or of transformer_collab, or its model folder"
-    add("checkpoint", metavar="CHECKPOINT", type=checkpoint, nargs=nargs, help=text + also)
+    add("checkpoint", metavar="CHECKPOINT", nargs=nargs, help=text + also)
     add("--data", metavar="DATA_BIN", help="data-bin of the model (default: the one named in the checkpoint)")
     add("--sentences", type=positive, metavar="N", help="only the first N sentences (default: all)")
     add("--max-tokens", type=positive, default=4000, metavar="N", help="maximum tokens per batch (default: 4000)")
@@ -211,7 +211,9 @@ def _add_checkpoint_output(parser: argparse.ArgumentParser, text: str) -> None:
 def run(args: argparse.Namespace) -> int:
     check_writable(args.json)
     args.figure = figure_file(args)
-    args.checkpoints = args.checkpoint if isinstance(args.checkpoint, list) else [args.checkpoint]
+    several = isinstance(args.checkpoint, list)
+    args.checkpoints = [checkpoint(path) for path in (args.checkpoint if several else [args.checkpoint])]
+    args.checkpoint = args.checkpoints if several else args.checkpoints[0]
     output = getattr(args, "output", None)
     if output:
         if output.endswith(".json"):

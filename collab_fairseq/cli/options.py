@@ -45,11 +45,18 @@ def positive(text: str) -> int:
 
 
 def checkpoint(path: str) -> str:
-    """For argparse: the checkpoint of a model folder made by `collab export --to folder`, any other path as it is."""
-    from collab_fairseq.translation.tokenizer import CARD
+    """The checkpoint of a model folder made by `collab export --to folder`; any other path as it is.
+
+    Raises:
+        UserError: the folder has an invalid card, or files that differ from it.
+    """
+    from collab_fairseq.translation.tokenizer import CARD, read_card
 
     file = os.path.join(path, "model.pt")
-    return file if os.path.isfile(os.path.join(path, CARD)) and os.path.isfile(file) else path
+    if not (os.path.isfile(os.path.join(path, CARD)) and os.path.isfile(file)):
+        return path
+    read_card(path)
+    return file
 
 
 def pair(text: str) -> Tuple[str, str]:

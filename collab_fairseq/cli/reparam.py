@@ -50,7 +50,7 @@ HELP = "convert a trained model to collaborative heads"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     text = "a translation model trained with fairseq, its model folder, or a Hugging Face folder"
-    add("checkpoint", metavar="CHECKPOINT", type=options.checkpoint, help=text)
+    add("checkpoint", metavar="CHECKPOINT", help=text)
     add("--output", required=True, metavar="FILE", help="the converted checkpoint or folder, new, written atomically")
     size = parser.add_mutually_exclusive_group(required=True)
     size.add_argument("--key-dim", type=int, metavar="N", help="shared key dimension of every converted layer")
@@ -89,6 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     options.check_new(args.output)
     check_writable(args.json)
+    args.checkpoint = options.checkpoint(args.checkpoint)
     if args.json:
         inputs = (args.checkpoint, args.calibration, args.distill_text, *(file for _, file in args.reference))
         options.check_distinct(args.json, *filter(None, inputs))

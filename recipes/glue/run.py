@@ -212,7 +212,8 @@ def latest_complete(folder: Path) -> Optional[Path]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("recipes/glue/run.sh", description=__doc__, formatter_class=formatter)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--model", help="BERT, DistilBERT or ALBERT: a name of the Hugging Face hub, or a folder")
     text = "rehearse with a small random model, without internet access"

@@ -290,7 +290,7 @@ GOOD_TEXT = ["--text", "text.jsonl", "--fields"]
         (["prune", "bert", "marian", *GOOD_TEXT, "premise"], "must be the only model; got bert, marian"),
         (["prune", "bert", "--remove", "E:1:1", "--output", "pruned.pt"], "needs a fairseq checkpoint; got the folder"),
         (["ablate", "fairseq", *GOOD_TEXT, "premise"], "its checkpoint file, such as model.pt or checkpoint_best.pt"),
-        (["importance", "fairseq"], "a fairseq model is passed as its checkpoint file"),
+        (["importance", "fairseq"], "is a folder, but not of `collab export --to folder`"),
     ],
 )
 def test_rejects_unsuitable_models_text_and_flags(words, message, folders, monkeypatch):
