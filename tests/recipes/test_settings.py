@@ -81,7 +81,7 @@ def assert_accepted(done):
         ("optimization.stop_min_lr=1", "stop_min_lr must be below the learning rate of every update, 1e-07; got 1.0"),
         ("checkpoint.keep_interval_updates=1", "--average must be at most 1, the number of checkpoints kept; got 5"),
         ("lr_scheduler.warmup_updates=0", "fairseq cannot build this model: "),
-        ("model.kv_heads=2", "--kv-heads 2 is for standard heads"),
+        ("model.kv_heads=2", "--kv-heads is for grouped heads"),
         # reserved
         ("checkpoint.patience=5", "checkpoint.patience must be left out: the recipe sets it, or could not resume, av"),
         ("checkpoint.no_save_optimizer_state=true", "checkpoint.no_save_optimizer_state must be left out"),
