@@ -307,6 +307,7 @@ def test_scripts_pass_shellcheck():
     run("shellcheck", "--external-sources", *SCRIPTS, RECIPES / "slurm" / "run.sbatch", cwd=ROOT)
 
 
+@pytest.mark.slow  # the golden commands of some runs of every recipe are not
 @pytest.mark.parametrize("recipe", CONFIGS)
 def test_every_config_variant_and_run_of_a_recipe_is_valid(recipe, call):
     flags = ["--device", "cpu", "--dry-run"]
