@@ -5,7 +5,6 @@ import logging
 from argparse import Namespace
 from typing import Any, List
 
-from fairseq import models
 from omegaconf import DictConfig, OmegaConf
 
 from collab_fairseq import checkpoints
@@ -48,21 +47,6 @@ def flatten(cfg: DictConfig, others: bool = False) -> None:
     for section in SUB_CONFIGS:
         cfg.pop(section, None)
     cfg.update(settings)
-
-
-def configure(settings: Any) -> TransformerCollabConfig:
-    """The checked config of a model, with the values of its preset, without building it.
-
-    Args:
-        settings: section ``model`` of a Hydra config, nested or flat; not modified.
-
-    Raises:
-        UserError: invalid settings.
-    """
-    cfg: DictConfig = OmegaConf.create(dict(OmegaConf.to_container(OmegaConf.create(settings), resolve=True)))  # type: ignore[arg-type]
-    flatten(cfg)
-    models.ARCH_CONFIG_REGISTRY[cfg.get("arch") or cfg._name](cfg)
-    return resolve(cfg)
 
 
 def resolve(args: Any) -> TransformerCollabConfig:

@@ -11,10 +11,11 @@ import yaml
 from fairseq import options
 from fairseq.dataclass.initialize import add_defaults
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import ARCH_CONFIG_REGISTRY
 from omegaconf import DictConfig, OmegaConf
 
 import collab_fairseq.models
-from collab_fairseq.models.arguments import configure, resolve
+from collab_fairseq.models.arguments import flatten, resolve
 from fairseq_modern.errors import UserError
 from recipes.runner import cli, settings, training
 from tests.common import ROOT, run
@@ -59,7 +60,12 @@ def hydra_config(recipe, *overrides):
 
 def model_config(cfg):
     """The config of the model as resolved by build_model, with its preset."""
-    return configure(cfg.model) if isinstance(cfg.model, DictConfig) else resolve(cfg.model)
+    if not isinstance(cfg.model, DictConfig):
+        return resolve(cfg.model)
+    settings = OmegaConf.create(OmegaConf.to_container(cfg.model, resolve=True))
+    flatten(settings)
+    ARCH_CONFIG_REGISTRY[settings._name](settings)
+    return resolve(settings)
 
 
 @pytest.mark.parametrize("recipe", CONFIGS)
