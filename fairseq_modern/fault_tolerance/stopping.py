@@ -20,7 +20,7 @@ import os
 import signal
 import threading
 from types import ModuleType
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 import torch
 import torch.distributed as dist
@@ -37,7 +37,8 @@ DEFAULT_HANDLERS: Dict[signal.Signals, Any] = {
     signal.SIGINT: signal.default_int_handler,
 }
 
-_stop_requested = threading.Event()
+#: received signals. A list, because a signal may arrive within the handler of another one, where an Event would deadlock
+_requests: List[int] = []
 
 
 class Stopped(SystemExit):
@@ -49,7 +50,7 @@ class Stopped(SystemExit):
 
 def request_stop(signum: int, frame: Any) -> None:
     """Signal handler: remember the request. After the first Ctrl-C, another one interrupts as usual."""
-    _stop_requested.set()
+    _requests.append(signum)
     if signum == signal.SIGINT:
         signal.signal(signum, DEFAULT_HANDLERS[signal.SIGINT])
         os.write(2, b"\nstopping after this update, with a checkpoint; press Ctrl-C again to stop at once\n")
@@ -74,7 +75,7 @@ def set_handlers(handler: Any = request_stop) -> None:
 
 def reset_handlers(handler: Any = request_stop) -> None:
     """Restore the default handlers, and forget a request to stop."""
-    _stop_requested.clear()
+    _requests.clear()
     if threading.current_thread() is threading.main_thread():
         for signum, default in DEFAULT_HANDLERS.items():
             if signal.getsignal(signum) is handler:
@@ -88,7 +89,7 @@ def patch_trainer(module: ModuleType) -> None:
     def _aggregate_logging_outputs(original, self, logging_outputs, *sums, ignore=False):
         if not fault_tolerance.is_on():
             return original(self, logging_outputs, *sums, ignore=ignore)
-        outputs, totals = original(self, logging_outputs, *sums, float(_stop_requested.is_set()), ignore=ignore)
+        outputs, totals = original(self, logging_outputs, *sums, float(bool(_requests)), ignore=ignore)
         *totals, requests = totals
         # in training, fairseq reads the totals immediately, so that this adds no synchronization with a GPU
         self.stop_requests = bool(requests > 0) if torch.is_grad_enabled() else requests
@@ -98,7 +99,7 @@ def patch_trainer(module: ModuleType) -> None:
 def must_stop(trainer: Any) -> bool:
     """Whether any process of the job was asked to stop. All processes return the same answer."""
     if trainer.data_parallel_world_size == 1:
-        return _stop_requested.is_set()
+        return bool(_requests)
     return bool(getattr(trainer, "stop_requests", 0) > 0)
 
 

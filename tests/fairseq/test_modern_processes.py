@@ -6,6 +6,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -189,6 +190,30 @@ def test_ctrl_c_asks_to_stop_and_a_second_one_interrupts(default_action, capfd):
         os.kill(os.getpid(), signal.SIGINT)
     stopping.reset_handlers()
     assert not stopping.must_stop(alone)
+
+
+def test_a_signal_may_arrive_at_any_line_of_the_handler(default_action):
+    """torchrun, Slurm and the recipes send SIGTERM to processes whose group has received it already."""
+    lines = []
+
+    def second_signal(frame, event, argument):
+        sys.settrace(None)
+        lines.append(frame.f_lineno)
+        stopping.request_stop(signal.SIGTERM, None)
+        sys.settrace(second_signal)
+        return second_signal
+
+    def first_signal():
+        sys.settrace(second_signal)
+        stopping.request_stop(signal.SIGTERM, None)
+        sys.settrace(None)
+
+    thread = threading.Thread(target=first_signal, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert len(lines) > 1
+    assert stopping.must_stop(SimpleNamespace(data_parallel_world_size=1))
 
 
 def test_other_handlers_stay(default_action):

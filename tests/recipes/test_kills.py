@@ -81,7 +81,8 @@ def start(data, run, *flags):
     command = [ROOT / "recipes" / "toy" / "run.sh", "--data", data, "--output", run, *flags]
     words = [str(word) for word in (*command, "--device", "cpu", "--threads", 1)]
     with open(run.with_suffix(".out"), "ab") as out:
-        return subprocess.Popen(words, stdout=out, stderr=out, start_new_session=True)
+        environment = {**os.environ, "PYTHONFAULTHANDLER": "1"}  # see ended()
+        return subprocess.Popen(words, stdout=out, stderr=out, start_new_session=True, env=environment)
 
 
 def start_nodes(data, run, *of_second):
@@ -90,8 +91,18 @@ def start_nodes(data, run, *of_second):
     return [start(data, run, *words, "--node-rank", 0), start(data, run, *words, "--node-rank", 1, *of_second)]
 
 
+def ended(process, run):
+    """Wait for the end. If it takes too long, fail with the stacks of all its processes."""
+    try:
+        return process.wait(TIMEOUT)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGABRT)
+        time.sleep(2)
+        pytest.fail(run.with_suffix(".out").read_text()[-6000:] + log(run)[-6000:])
+
+
 def finish(run, *processes):
-    statuses = {process.wait(TIMEOUT) for process in processes}
+    statuses = {ended(process, run) for process in processes}
     assert statuses == {0}, run.with_suffix(".out").read_text()[-3000:]
 
 
@@ -113,8 +124,7 @@ def kill(data, run, flags, phase, target, number, chance):
         os.kill(int(children[0]), number)
     else:
         os.kill(process.pid, number)
-    process.wait(TIMEOUT)
-    return process.returncode != 0 and not (run / last_file).exists()
+    return ended(process, run) != 0 and not (run / last_file).exists()
 
 
 def state(run):
@@ -178,7 +188,7 @@ def test_two_nodes_resume_after_either_is_killed(data, tmp_path):
         nodes, saved = start_nodes(data, killed), f"checkpoints/checkpoint_*_{update}.pt"
         forked.wait_for(lambda saved=saved: any(killed.glob(saved)), nodes[0], killed.with_suffix(".out"))
         nodes[rank].send_signal(signal.SIGKILL)
-        statuses = [node.wait(TIMEOUT) for node in nodes]
+        statuses = [ended(node, killed) for node in nodes]
         assert statuses[rank] == -signal.SIGKILL
         assert statuses[1 - rank] != 0
         assert not list(killed.glob("averaged*"))
@@ -191,7 +201,7 @@ def test_two_nodes_resume_after_either_is_killed(data, tmp_path):
 @pytest.mark.slow
 def test_nodes_with_different_settings_do_not_train(data, tmp_path):
     run = tmp_path / "run"
-    assert [node.wait(TIMEOUT) for node in start_nodes(data, run, "--seed", 2)] == [1, 1]
+    assert [ended(node, run) for node in start_nodes(data, run, "--seed", 2)] == [1, 1]
     messages = run.with_suffix(".out").read_text()
     assert messages.count("common.seed must be the same on all nodes; got 1 on node 0 and 2 on node 1") == 2
     assert not list(run.glob("checkpoints/*.pt"))
