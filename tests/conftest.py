@@ -1,4 +1,4 @@
-"""Test tiers, GPU tests, CPU time per test, and `pytest --record FILE`, which saves results and provenance."""
+"""GPU tests, CPU time per test, and `pytest --record FILE`, which saves results and provenance."""
 
 import os
 
@@ -18,6 +18,7 @@ from tests import warm
 from tests.common import ROOT
 
 CPU_SECONDS = pytest.StashKey()
+pytest_plugins = ["tests.fixtures"]
 
 # the recipes' default, which `make test PYTHON=...` sets to the interpreter of the virtual environment
 os.environ["PYTHON"] = sys.executable
@@ -30,13 +31,11 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """Mark tests that are not slow as unit or integration tests by folder, and skip GPU tests without a GPU."""
-    without_gpu = not torch.cuda.is_available()
+    """Skip GPU tests without a GPU."""
+    if torch.cuda.is_available():
+        return
     for item in items:
-        if item.get_closest_marker("slow") is None:
-            unit = {"attention", "unit"} & {*item.path.relative_to(ROOT).parts}
-            item.add_marker("unit" if unit else "integration")
-        if without_gpu and item.get_closest_marker("gpu") is not None:
+        if item.get_closest_marker("gpu") is not None:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
 
 

@@ -359,7 +359,7 @@ def test_dropout_keeps_the_expected_output():
     ],
 )
 def test_error_names_expected_and_given_values(call, message):
-    """tests/fairseq/test_model_settings.py tests the errors of arguments that are flags."""
+    """tests/models/test_settings.py tests the errors of arguments that are flags."""
     with pytest.raises(ValueError, match=message):
         call()
 

@@ -19,7 +19,6 @@ from collab_fairseq.models.arguments import flatten, resolve
 from fairseq_modern.errors import UserError
 from recipes.runner import cli, settings, training
 from tests.common import ROOT, run
-from tests.fairseq.conftest import tiny_data  # noqa: F401  (a fixture)
 from tests.recipes.test_settings import CONFIGS, RECIPES
 
 
@@ -81,7 +80,7 @@ def test_hydra_and_runner_resolve_the_same_config(recipe):
 
 
 @pytest.mark.parametrize("recipe", CONFIGS)
-def test_hydra_trains_with_each_yaml_and_ignores_the_recipe_section(recipe, tiny_data, tmp_path):  # noqa: F811
+def test_hydra_trains_with_each_yaml_and_ignores_the_recipe_section(recipe, tiny_data, tmp_path):
     small = {"layers": 1, "embed_dim": 32, "ffn_embed_dim": 16, "attention_heads": 4}
     sizes = [f"++model.{side}.{name}={value}" for side in ("encoder", "decoder") for name, value in small.items()]
     words = [*sizes, "model.key_dim=16", "common.cpu=true", "common.fp16=false"]

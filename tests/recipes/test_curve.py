@@ -7,10 +7,9 @@ import pytest
 from collab_fairseq import checkpoints
 from collab_fairseq.attention import initial_mixing
 from collab_fairseq.models.arguments import inherit_attention
+from tests.commands import train_command
 from tests.common import ROOT, run
-from tests.fairseq.commands import train_command
-from tests.fairseq.conftest import tiny_data  # noqa: F401  (a fixture)
-from tests.fairseq.models import SMALL, same_model
+from tests.models.cases import SMALL, same_model
 
 RECIPE = ROOT / "recipes" / "curve"
 
@@ -33,7 +32,7 @@ def test_logits_scale_rejects_factor_zero(tmp_path):
     assert not (tmp_path / "zero.pt").exists()
 
 
-def test_masked_mixing_keeps_blocks_and_learns_gains(tiny_data, tmp_path):  # noqa: F811
+def test_masked_mixing_keeps_blocks_and_learns_gains(tiny_data, tmp_path):
     """Also in a resumed run; the control without mask leaves the blocks."""
     settings = {**SMALL, "key_dim": 6, "mixing_init": "blocks", "mixing_lr_multiplier": 8, "optimizer": "fused_adam"}
     masked = {"user_dir": RECIPE / "masked_mixing", **settings}

@@ -17,7 +17,7 @@ from fairseq_modern import processor
 from recipes.runner.evaluation import export
 from recipes.runner.folder import fingerprint
 from tests.common import ROOT, collab, rejected, run
-from tests.fairseq.models import same_model
+from tests.models.cases import same_model
 
 
 def recipe(data, output, *more, **options):

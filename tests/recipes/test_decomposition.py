@@ -13,8 +13,8 @@ pytest.importorskip("tensorly", reason="needs pip install 'collab_fairseq[repara
 
 from collab_fairseq import huggingface as hf  # noqa: E402
 from recipes.reparam import decomposition  # noqa: E402
-from tests.unit.huggingface_cases import HEADS, WIDTH, make  # noqa: E402
-from tests.unit.test_reparam_folders import sentence, write  # noqa: E402
+from tests.huggingface.cases import HEADS, WIDTH, make  # noqa: E402
+from tests.reparam.test_folders import sentence, write  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ import torch
 
 from collab_fairseq.records.rows import load_run
 from recipes.runner.progress import pace
+from tests import forked
 from tests.common import ROOT, descendants, run
-from tests.fairseq import forked
 
 RECIPE = ROOT / "recipes" / "demo" / "run.sh"
 MODELS = [f"{model}-s1-u14" for model in ("none-dk64", "none-dk16", "encoder_cross_decoder-dk16")]

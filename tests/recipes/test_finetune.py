@@ -7,7 +7,7 @@ import torch
 from fairseq import models, options
 
 from recipes.runner.finetune import model_flags
-from tests.fairseq.models import SMALL, Task, arguments, batch
+from tests.models.cases import SMALL, Task, arguments, batch
 
 
 @pytest.mark.parametrize(

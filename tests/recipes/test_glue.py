@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from fairseq_modern.errors import UserError
+from tests import forked
 from tests.common import ROOT
-from tests.fairseq import forked
 
 for package in ("transformers", "accelerate", "sklearn", "scipy", "pandas"):
     pytest.importorskip(package, reason="pip install 'collab_fairseq[huggingface,plots]'")

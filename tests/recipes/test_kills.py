@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from collab_fairseq import checkpoints
+from tests import forked
 from tests.common import ROOT, free_port
-from tests.fairseq import forked
-from tests.fairseq.models import same_model
+from tests.models.cases import same_model
 
 ROUNDS = int(os.environ.get("KILL_ROUNDS", 5))
 TARGETS = ("runner", "group", "child")

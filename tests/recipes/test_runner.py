@@ -20,8 +20,8 @@ from recipes.runner.data import verify
 from recipes.runner.folder import check_files, keep_settings, kept_settings, locked
 from recipes.runner.launch import gpu_shares, run_logged
 from recipes.runner.machine import Gpus, Machine
+from tests import forked
 from tests.common import ROOT
-from tests.fairseq import forked
 
 
 @pytest.fixture

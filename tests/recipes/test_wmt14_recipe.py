@@ -14,8 +14,8 @@ from collab_fairseq import checkpoints
 from collab_fairseq.records.rows import load_run
 from fairseq_modern.errors import UserError
 from recipes.runner import evaluation
+from tests import forked
 from tests.common import ROOT, rejected, run
-from tests.fairseq import forked
 
 RECIPES = ROOT / "recipes"
 WMT14 = RECIPES / "wmt14_en_de"

@@ -1,0 +1,132 @@
+"""recipes/heads from a checkpoint to the results page, with a tiny model, and figures of the published records."""
+
+import copy
+import json
+import re
+import shutil
+
+import pytest
+
+from collab_fairseq import checkpoints
+from collab_fairseq.heads import ablation, pruning
+from collab_fairseq.records.record import Record
+from recipes.heads import gates
+from recipes.heads.page import agreement, page
+from tests.common import ROOT, run
+from tests.fixtures import sentence_pairs
+from tests.heads.cases import HEADS, load, standard_state
+from tests.heads.test_gates import gated_state
+
+RECORDS = ROOT / "results" / "heads"
+STEPS = ("redundancy", "importance", "ablate", "prune", "prune-raw", "gates", "roles")
+
+
+def test_recipe_writes_the_page_and_resumes(tiny_run, tiny_data, tmp_path):
+    pytest.importorskip("matplotlib")
+    model, references, output = tmp_path / "model.pt", tmp_path / "test.tgt", tmp_path / "output"
+    checkpoints.save(standard_state(tiny_run), model)
+    references.write_text("".join(f"{target}\n" for _, target in sentence_pairs(20, seed=2)), encoding="utf-8")
+    inputs = ["--model", model, "--data", tiny_data, "--reference", f"test={references}", "--output", output]
+    options = ["--name", "small", "--sentences", "3", "--penalties", "20", "--gate-updates", "3", "--device", "cpu"]
+    command = ["bash", ROOT / "recipes" / "heads" / "run.sh", *inputs, *options]
+    run(*command, cwd=tmp_path)
+    page = (output / "table.md").read_text(encoding="utf-8")
+    for step in STEPS:
+        assert f"(small.{step}.svg)" in page
+    assert "| 20 | 2 of 2 | 2 of 2 | 2 of 2 |" in page
+    assert "Rank correlation of importance with the drop in BLEU" in page
+    gated = json.loads((output / "small.gates.json").read_text(encoding="utf-8"))
+    assert set(gated["parts"]["20"]["gates"]) == set(HEADS)
+    assert gated["command"].startswith("recipes/heads/run.sh --model .../model.pt")
+    importance = json.loads((output / "small.importance.json").read_text(encoding="utf-8"))
+    assert importance["command"].startswith("collab heads importance .../model.pt --data ")
+
+    figures = {path: path.read_bytes() for path in output.glob("small.*.svg")}
+    records = {path: path.stat().st_mtime_ns for path in output.glob("small.*.json")}
+    (output / "table.md").unlink()
+    shutil.rmtree(output / "gates")  # the record has all results of these training runs
+    run(*command, cwd=tmp_path)
+    assert (output / "table.md").read_text(encoding="utf-8") == page
+    assert {path: path.stat().st_mtime_ns for path in output.glob("small.*.json")} == records
+    assert {path: path.read_bytes() for path in output.glob("small.*.svg")} == figures
+    assert not (output / "gates").exists()
+
+
+def test_penalty_that_closes_all_gates(tiny_run, tiny_data, tmp_path):
+    references = tmp_path / "test.tgt"
+    references.write_text("".join(f"{target}\n" for _, target in sentence_pairs(20, seed=2)), encoding="utf-8")
+    values = {"0": [[1.0, 1.0]] * 3, "0.1": [[-1.0, -1.0]] * 3}
+
+    def train(penalty):
+        path = tmp_path / penalty / "checkpoint_last.pt"
+        path.parent.mkdir()
+        checkpoints.save(gated_state(standard_state(tiny_run), values[penalty]), path)
+        return path
+
+    state = copy.deepcopy(standard_state(tiny_run))
+    state["cfg"]["criterion"]["label_smoothing"] = 0.0  # training with gates has another one
+    source = load(state, tiny_data, double=False)
+    test = ablation.TestSet("test", references, {"beam": 2, "sentences": 3})
+    record = Record("heads", "gates", "", {})
+    gates.score(source, [test], record, list(values), train)
+    before, after = record.parts["0"]["attention_parameters"]
+    assert before == after
+    assert record.parts["0.1"]["attention_parameters"][1] < before / 2
+    assert record.parts["0.1"]["loss"] != record.parts["0"]["loss"]
+    assert record.parts["0"]["loss"] == pytest.approx(record.parts["whole/loss"], rel=1e-6)  # the same criterion
+    rows = gates.report(record.parts).splitlines()
+    assert rows[-2].startswith("| 0 | 2 of 2 | 2 of 2 | 2 of 2 |")
+    assert rows[-1].startswith("| 0.1 | 0 of 2 | 0 of 2 | 0 of 2 |")
+
+
+def test_rank_correlation_computed_by_hand():
+    lost = {"E:1:1": 3.0, "E:1:2": 1.0, "E:1:3": 3.0, "E:1:4": 7.0}  # ranks 2.5 1 2.5 4
+    parts = {f"t/without/{head}": {"difference": -value} for head, value in lost.items()}
+    ranks = {head: {"raw": n**3, "normalised": -value} for n, (head, value) in enumerate(lost.items())}
+    sentence = agreement(ranks, {"whole/t": {}, **parts})
+    assert sentence.endswith(": -1.00 (normalised, t), 0.63 (raw, t).")  # 3 / √(4.5 · 5)
+
+
+def test_figures_show_names_scores_and_common_axes(tmp_path):
+    pytest.importorskip("matplotlib")
+    names = ("convergence-standard-256", "convergence-collaborative-32")
+    for name in names:
+        for analysis in ("ablate", "prune", "prune-raw"):
+            shutil.copy(RECORDS / f"{name}.{analysis}.json", tmp_path)
+    figures = ROOT / "recipes" / "heads" / "figures.py"
+    run("python", figures, "--pdf", *sorted(tmp_path.glob("*.json")))
+    assert len(list(tmp_path.glob("*.pdf"))) == len(list(tmp_path.glob("*.svg"))) == 6
+    text = (tmp_path / "convergence-collaborative-32.ablate.svg").read_text()
+    assert "<title>Ablation of single heads, convergence-collaborative-32</title>" in text
+    assert "on test_2016_flickr; above 0: better than with all heads. Framed: p &lt; 0.05" in text
+    assert "encoder_cross_decoder" not in text
+    assert ">−30.5<" in text
+
+    def position_of_loss_8(name):
+        """The height of a tick of the losses, up to 9.5 with standard heads and 8.6 with collaborative heads."""
+        text = (tmp_path / f"{name}.prune.svg").read_text()
+        assert ">BLEU, test_2017_flickr<" in text
+        assert ">only encoder–decoder<" in text
+        return float(re.search(r'y="([\d.]+)" [^>]*>8<', text)[1])
+
+    common = position_of_loss_8(names[0])
+    assert position_of_loss_8(names[1]) == common
+    run("python", figures, tmp_path / f"{names[1]}.prune.json")
+    assert position_of_loss_8(names[1]) != common
+
+
+def test_figures_share_axes_with_records_of_fewer_tests(tmp_path):
+    pytest.importorskip("matplotlib")
+    both = json.loads((RECORDS / "convergence-standard-256.prune.json").read_text())
+    one = copy.deepcopy(both)
+    for part in one["parts"].values():
+        part.get("tests", {}).pop("test1", None)
+    pruning.draw(both, tmp_path / "both.svg", "x", [one])
+    assert ">BLEU, test_2017_flickr<" in (tmp_path / "both.svg").read_text()
+
+
+def test_page_leaves_out_unfinished_analyses(tmp_path):
+    """The record of gates is written before the first of them is trained."""
+    record = {"schema": 1, "kind": "heads", "name": "gates", "parts": {}}
+    (tmp_path / "mine.gates.json").write_text(json.dumps(record))
+    assert page(tmp_path, "mine") == "## mine\n"
