@@ -37,7 +37,7 @@ DEFAULT_HANDLERS: Dict[signal.Signals, Any] = {
     signal.SIGINT: signal.default_int_handler,
 }
 
-#: received signals. A list, because a signal may arrive within the handler of another one, where an Event would deadlock
+#: received signals. A list, because a signal may arrive within the handler of another one: an Event would deadlock
 _requests: List[int] = []
 
 
