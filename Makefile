@@ -1,6 +1,8 @@
 # make setup   a virtual environment in .venv with the versions of constraints.txt; keeps an installed torch
 # make test    setup, then linters, type checks and all tests that are not slow
 # make test-all   the same with slow tests
+# make lint    setup, then linters and type checks
+# make coverage   the same tests as make test; which lines they run: a table, and pages in build/coverage
 # make demo    setup, then a comparison of three small models on a synthetic corpus; SEED=2 for other data and weights
 # make tables  the tables on the pages, by the commands in the comments above them; CHECK=--check only reports whether
 #              they are up to date
@@ -14,7 +16,7 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV)/constraints.txt
 
-.PHONY: setup demo test test-all lint tables figures clean
+.PHONY: setup demo test test-all coverage lint tables figures clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/ready
@@ -40,6 +42,7 @@ demo: setup
 
 lint: setup
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict --follow-imports silent collab_fairseq/attention
 	$(BIN)/mypy
 
@@ -51,6 +54,10 @@ test: lint
 
 test-all: lint
 	$(PYTEST)
+
+coverage: setup
+	$(PIP) pytest-cov
+	$(PYTEST) -m "not slow" --cov --cov-report term:skip-covered --cov-report html
 
 COLLAB = $(BIN)/collab
 STUDY = @$(BIN)/python -m recipes
