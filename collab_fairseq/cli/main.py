@@ -35,8 +35,8 @@ def build_parser() -> argparse.ArgumentParser:
 def guarded(name: str, run: Callable[[], Any]) -> int:
     """Call `run` and return its exit status (None: 0).
 
-    User errors and errors of the operating system are shown as one line on standard error; the exit status is that of
-    the error, or 1. Other errors are bugs and keep their traceback.
+    User errors and errors of the operating system are shown as one line on standard error, with exit status 1. Other
+    errors are bugs and keep their traceback.
     """
     try:
         return int(run() or 0)
@@ -47,7 +47,7 @@ def guarded(name: str, run: Callable[[], Any]) -> int:
         if not (is_user_error(error) or isinstance(error, OSError)):
             raise
         sys.stderr.write(f"{name}: error: {' '.join(str(error).split())}\n")
-        return int(getattr(error, "exit_status", 1))
+        return 1
     except KeyboardInterrupt:
         return 130
 

@@ -13,6 +13,7 @@ from typing import Tuple
 from omegaconf import OmegaConf
 
 from data_prep import data_set, own, prepare
+from fairseq_modern.errors import UserError
 from recipes.runner import cli, settings
 from recipes.runner.evaluation import export
 from recipes.runner.folder import check_output
@@ -39,12 +40,12 @@ def main() -> None:
     for setting, language in zip(("task.source_lang", "task.target_lang"), languages, strict=True):
         given = OmegaConf.select(cfg, setting)
         if given not in (None, language):
-            raise settings.SettingsError(f"{setting} must be {language}, as in --source or --languages; got {given}")
+            raise UserError(f"{setting} must be {language}, as in --source or --languages; got {given}")
     name = f"{args.source[0].resolve().stem}-{'-'.join(languages)}"
     output = Path(os.path.abspath(args.output)) if args.output else ROOT / "runs" / "own" / name
     args.output, run, model = output / "data", output / "run", output / "model"
     if any(word.partition("=")[0] == "--data" for word in rest):
-        raise settings.SettingsError("--data is set by this recipe; give --output")
+        raise UserError("--data is set by this recipe; give --output")
     rest += [*words, "--data", str(args.output), "--output", str(run)]
     # in quotes, because no is a boolean in YAML
     rest += [f'task.source_lang="{languages[0]}"', f'task.target_lang="{languages[1]}"']

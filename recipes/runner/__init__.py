@@ -6,7 +6,7 @@ STEP.py (wmt14_en_de/rehearse.py), run.py (heads) or NAME.py (lookup). NAME.yaml
 In the order of a run:
 
     options      flags: other names of settings
-    settings     YAML file of a recipe, overrides, flags of fairseq; `ROOT`, `PYTHON`, `SettingsError`
+    settings     YAML file of a recipe, overrides, flags of fairseq; `ROOT`, `PYTHON`
     checks       names and types of settings; whether fairseq can build the model; averages, test sets
     machine      device, precision, division of the batch among processes
     launch       child processes: commands, signals, exit statuses, GPUs; usage: their time and memory

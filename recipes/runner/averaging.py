@@ -12,7 +12,6 @@ from fairseq_modern.fault_tolerance.checkpoints import is_valid, read
 
 from .folder import kept_settings
 from .recipe_run import Average, RecipeRun
-from .settings import SettingsError
 
 logger = logging.getLogger("recipe")
 
@@ -60,7 +59,7 @@ def inputs(run: RecipeRun, average: Average) -> List[str]:
 
     Raises:
         UserError: one is missing.
-        SettingsError: --average is larger than the number of checkpoints that the run has kept.
+        UserError: --average is larger than the number of checkpoints that the run has kept.
     """
     if average.kind == "epoch":
         return checkpoints.select_checkpoints(run.checkpoints, "epoch", average.n)
@@ -68,7 +67,7 @@ def inputs(run: RecipeRun, average: Average) -> List[str]:
     for update in updates(run, average):
         candidates = checkpoints_of(run, update)
         if not candidates and files and average.kind == "last":
-            raise SettingsError(
+            raise UserError(
                 f"--average must be at most {len(files)}, the number of checkpoints kept in {run.checkpoints}; "
                 f"got {average.n}"
             )

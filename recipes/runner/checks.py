@@ -8,14 +8,13 @@ from typing import Any, Dict
 
 from omegaconf import DictConfig, OmegaConf
 
-from fairseq_modern.errors import is_user_error
+from fairseq_modern.errors import UserError, is_user_error
 
 from .settings import (
     DECODING_SECTIONS,
     TRAINING_SECTIONS,
     USER_DIR,
     Recipe,
-    SettingsError,
     leaves,
     stage_ends,
     test_sets,
@@ -60,20 +59,20 @@ def check_names(cfg: DictConfig) -> DictConfig:
 
     Raises:
         OmegaConfBaseException: a name is unknown, or a value has the wrong type.
-        SettingsError: a setting is reserved.
+        UserError: a setting is reserved.
     """
     if unknown := {*map(str, cfg)} - {*SECTIONS}:
-        raise SettingsError(f"settings must be in the sections {', '.join(SECTIONS)}; got {', '.join(sorted(unknown))}")
+        raise UserError(f"settings must be in the sections {', '.join(SECTIONS)}; got {', '.join(sorted(unknown))}")
     schema = OmegaConf.create(schema_of(cfg), flags={"allow_objects": True})
     complete: Any = OmegaConf.merge(schema, cfg)
     for section in map(str, cfg):
         for name, value in leaves(cfg[section]):
             if isinstance(value, bool) and isinstance(OmegaConf.select(complete[section], name), str):
-                raise SettingsError(f"{section}.{name} must be text, in quotes if YAML reads a boolean; got {value}")
+                raise UserError(f"{section}.{name} must be text, in quotes if YAML reads a boolean; got {value}")
     for name in RESERVED:
         value, default = OmegaConf.select(cfg, name), OmegaConf.select(schema, name)
         if value not in (None, default, USER_DIR):
-            raise SettingsError(
+            raise UserError(
                 f"{name} must be left out: the recipe sets it, or could not resume, average or score; got {value}"
             )
     return complete  # type: ignore[no-any-return]
@@ -101,7 +100,7 @@ def schema_of(cfg: DictConfig) -> Dict[str, Any]:
     for section in {*registries} & {*SECTIONS} & {*map(str, cfg)}:
         name = OmegaConf.select(cfg, f"{section}._name")
         if name not in registries[section]:
-            raise SettingsError(f"{section}._name must be registered by fairseq or this project; got {name}")
+            raise UserError(f"{section}._name must be registered by fairseq or this project; got {name}")
         schema[section] = registries[section][name]
     return {**schema, "recipe": Recipe}
 
@@ -111,21 +110,21 @@ def validate(cfg: DictConfig) -> None:
 
     Raises:
         OmegaConfBaseException: see `check_names`; or an interpolation has no value.
-        SettingsError: names the setting, its valid values and its value.
+        UserError: names the setting, its valid values and its value.
     """
     OmegaConf.to_container(cfg, resolve=True)
     complete = check_names(cfg)
     for name in sorted(OmegaConf.missing_keys(cfg) - SET_LATER):
-        raise SettingsError(f"{name} must be given; got ???")
+        raise UserError(f"{name} must be given; got ???")
     for name in POSITIVE:
         value = OmegaConf.select(complete, name)
         if (value is not None and value < 1) or (value is None and name == "dataset.max_tokens"):
-            raise SettingsError(f"{name} must be at least 1; got {value}")
+            raise UserError(f"{name} must be at least 1; got {value}")
     if complete.common.log_format != "json":
-        raise SettingsError(f"common.log_format must be json, which a recipe reads; got {complete.common.log_format}")
+        raise UserError(f"common.log_format must be json, which a recipe reads; got {complete.common.log_format}")
     if len(complete.optimization.update_freq) != 1:
         got = complete.optimization.update_freq
-        raise SettingsError(f"optimization.update_freq must be one number in a recipe; got {got}")
+        raise UserError(f"optimization.update_freq must be one number in a recipe; got {got}")
     _build(cfg, complete)
     warmup, updates = OmegaConf.select(complete, "lr_scheduler.warmup_updates"), cfg.optimization.max_update
     if warmup and warmup >= updates:
@@ -154,11 +153,11 @@ def _build(cfg: DictConfig, complete: DictConfig) -> None:
         lowest = _lowest_rate(scheduler, complete.optimization.max_update)
     except Exception as error:
         if is_user_error(error):
-            raise SettingsError(str(error)) from error
-        raise SettingsError(f"fairseq cannot build this model: {type(error).__name__}: {error}") from error
+            raise
+        raise UserError(f"fairseq cannot build this model: {type(error).__name__}: {error}") from error
     least = complete.optimization.stop_min_lr
     if lowest <= least:  # fairseq's default is negative
-        raise SettingsError(
+        raise UserError(
             f"optimization.stop_min_lr must be below the learning rate of every update, {lowest:g}; got {least}"
         )
 
@@ -172,9 +171,9 @@ def check_test_sets(cfg: DictConfig) -> None:
     """Reject --valid without validation sets, and one file of references for several test sets."""
     names = list(test_sets(cfg, cfg.recipe.valid).values())
     if cfg.recipe.valid and not names:
-        raise SettingsError("--valid: this recipe has no references for its validation set")
+        raise UserError("--valid: this recipe has no references for its validation set")
     if cfg.recipe.reference and len(names) > 1:
-        raise SettingsError(
+        raise UserError(
             f"--reference must be the references of one test set; got {cfg.recipe.reference} for {', '.join(names)}"
         )
 
@@ -183,18 +182,18 @@ def check_averages(cfg: DictConfig) -> None:
     """Reject averages of more checkpoints than a stage writes or keeps."""
     stages, average = cfg.recipe.stages, cfg.recipe.average
     if stages > 1 and cfg.lr_scheduler._name == "cosine":
-        raise SettingsError(f"--stages must be 1 with a learning rate that falls to zero (cosine); got {stages}")
+        raise UserError(f"--stages must be 1 with a learning rate that falls to zero (cosine); got {stages}")
     interval = cfg.checkpoint.save_interval_updates
     end = stage_ends(cfg)[0]
     if end // interval < average:
         options = "--average" if stages == 1 else "--average or --stages"
-        raise SettingsError(
+        raise UserError(
             f"--average must be at most {end // interval}, the number of checkpoints by update {end} (one every "
             f"{interval}); got {average}; lower {options}, or raise --updates"
         )
     kept = cfg.checkpoint.keep_interval_updates
     if 0 < kept < average:  # otherwise fairseq keeps all
-        raise SettingsError(
+        raise UserError(
             f"--average must be at most {kept}, the number of checkpoints kept; got {average}; "
             f"give checkpoint.keep_interval_updates={average}, or lower --average"
         )

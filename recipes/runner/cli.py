@@ -16,11 +16,12 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from fairseq_modern import optional_packages, processor
+from fairseq_modern.errors import UserError
 
 from . import options, settings
 from .machine import Machine
 from .recipe_run import RecipeRun, run_name
-from .settings import PYTHON, ROOT, SettingsError
+from .settings import PYTHON, ROOT
 
 TRAINING_STEPS = ("train", "all")
 
@@ -91,7 +92,7 @@ def read(recipe: str, step: str, argv: List[str]) -> Tuple[DictConfig, Set[str]]
         flags, words = options.parse(recipe, step, cfg, argv)
         cfg = settings.override(cfg, flags, words)
     except (HydraException, OmegaConfBaseException, UnicodeDecodeError, YAMLError) as error:
-        raise SettingsError(str(error)) from error
+        raise UserError(str(error)) from error
     return cfg, {*flags, *(word.partition("=")[0] for word in words)}
 
 
@@ -102,11 +103,11 @@ def read_run(recipe: str, step: str, argv: List[str]) -> Tuple[DictConfig, Set[s
     cfg, overridden = read(recipe, step, argv)
     for option, path in (("--output", cfg.recipe.output), ("--data", cfg.recipe.data)):
         if os.pathsep in (path or ""):
-            raise SettingsError(f"{option} must be a path without {os.pathsep!r}, where fairseq splits it; got {path}")
+            raise UserError(f"{option} must be a path without {os.pathsep!r}, where fairseq splits it; got {path}")
     try:
         validate(cfg)
     except OmegaConfBaseException as error:
-        raise SettingsError(str(error)) from error
+        raise UserError(str(error)) from error
     if step in TRAINING_STEPS:
         check_averages(cfg)
     if cfg.recipe.valid and "recipe.reference" not in overridden:
@@ -145,7 +146,7 @@ def plan_run(recipe: str, step: str, argv: List[str], cfg: DictConfig) -> Recipe
         max_tokens=wanted.max_tokens or 0,
     )
     if machine.node_rank >= machine.nodes:
-        raise SettingsError(f"--node-rank must be below --nodes, {machine.nodes}; got {machine.node_rank}")
+        raise UserError(f"--node-rank must be below --nodes, {machine.nodes}; got {machine.node_rank}")
     if step != "average":  # which runs on the CPU, also of a machine without the GPUs of the run
         machine.find_gpus()
     heads, key_dim = cfg.model.get("collaborative_heads", "stock"), cfg.model.get("key_dim")

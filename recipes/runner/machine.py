@@ -10,7 +10,6 @@ from fairseq_modern import processor
 from fairseq_modern.errors import UserError
 
 from .launch import free_port, torchrun
-from .settings import SettingsError
 
 logger = logging.getLogger("recipe")
 
@@ -51,7 +50,7 @@ def choose_device(name: str, gpus: int) -> str:
     """`cpu` or `cuda`. Also sets environment variables for the processes that will use it."""
     name = "cuda" if name == "gpu" else name  # its name in earlier versions
     if name not in ("auto", "cuda", "cpu"):
-        raise SettingsError(f"--device must be auto, cuda or cpu; got '{name}'")
+        raise UserError(f"--device must be auto, cuda or cpu; got '{name}'")
     if name == "cuda" or (name == "auto" and gpus):
         os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"  # cuDNN plans again for every new shape of a batch
         return "cuda"
@@ -123,7 +122,7 @@ class Machine:
     def choose_precision(self) -> None:
         """Set precision to fp16, bf16 or fp32."""
         if self.precision not in ("auto", "fp16", "bf16", "fp32"):
-            raise SettingsError(f"--precision must be auto, fp16, bf16 or fp32; got '{self.precision}'")
+            raise UserError(f"--precision must be auto, fp16, bf16 or fp32; got '{self.precision}'")
         self.precision = self._gpu_precision() if self.device == "cuda" else self._cpu_precision()
 
     def _gpu_precision(self) -> str:
@@ -165,7 +164,7 @@ class Machine:
             limit *= self.memory // 24
         if self.max_tokens and self.max_tokens not in shares:
             possible = ", ".join(map(str, shares)) or "no value with this number of processes"
-            raise SettingsError(
+            raise UserError(
                 f"--max-tokens must give {batch} tokens per update on {self.processes} processes; got "
                 f"{self.max_tokens}; possible: {possible}"
             )
@@ -213,7 +212,7 @@ class Machine:
         """Host and port of --master."""
         address, _, port = self.master.rpartition(":")
         if not address or not port.isdigit():
-            raise SettingsError(
+            raise UserError(
                 f"--nodes {self.nodes} needs --master HOST:PORT and, on each node, --node-rank R; "
                 "in Slurm, submit recipes/slurm/run.sbatch"
             )

@@ -35,12 +35,6 @@ NOT_IDENTIFYING = {
 }
 
 
-class SettingsError(UserError):
-    """A wrong setting or command line."""
-
-    exit_status = 2
-
-
 @dataclass
 class Recipe:
     """Section `recipe` of a YAML file: settings unknown to fairseq. Paths are relative to the repository."""
@@ -135,7 +129,7 @@ def override(cfg: DictConfig, flags: Dict[str, Any], words: List[str]) -> DictCo
     recipe: Any = OmegaConf.merge(cfg.recipe, last.get("recipe") or {})
     if recipe.use_stock:
         if recipe.fast or {"model.collaborative_heads", "model.key_dim"} & set(flags):
-            raise SettingsError("--stock excludes --heads, --key-dim and --fast")
+            raise UserError("--stock excludes --heads, --key-dim and --fast")
         cfg = stock(cfg)
     # --heads none: the embedding width, unless a later override sets a key dimension
     first = ["model.key_dim=null"] if flags.get("model.collaborative_heads") == "none" else []
@@ -171,7 +165,7 @@ def variant(recipe: DictConfig, name: str) -> List[str]:
     parts = [name] if name in recipe.variants else name.split("_")
     if unknown := {*parts} - {*recipe.variants}:
         known = ", ".join(sorted(recipe.variants)) or "none"
-        raise SettingsError(f"--variant must be of this recipe ({known}), or some joined by _; got {min(unknown)}")
+        raise UserError(f"--variant must be of this recipe ({known}), or some joined by _; got {min(unknown)}")
     return [word for part in parts for word in shlex.split(recipe.variants[part])]
 
 

@@ -25,7 +25,7 @@ from .launch import STOPPED, forward_signals, gpu_shares, run_logged, send, star
 from .machine import Machine, find_gpus
 from .programs import collab
 from .recipe_run import run_name
-from .settings import ROOT, SettingsError, decoding, identity
+from .settings import ROOT, decoding, identity
 
 logger = logging.getLogger("recipe")
 Processes = Dict[str, "subprocess.Popen[Any]"]
@@ -47,10 +47,10 @@ def sweep(
     output, program = Path(wanted.output or ROOT / "runs" / recipe), run_program(recipe, cfg)
     selections = [parse_run(run) for run in wanted.runs]
     if not selections:
-        raise SettingsError("--runs must name at least one run, such as none:64; got ''")
+        raise UserError("--runs must name at least one run, such as none:64; got ''")
     for name in (word.partition("=")[0] for word in shared):
         if name in ("model.collaborative_heads", "model.key_dim", "common.seed"):
-            raise SettingsError(f"{name} differs between the runs of a sweep; give --runs or --seeds")
+            raise UserError(f"{name} differs between the runs of a sweep; give --runs or --seeds")
     cfgs = [read_run([*run_options(*selection), *shared]) for selection in selections]
     data = ROOT / wanted.data
     runs = {}
@@ -135,7 +135,7 @@ def check_existing(folder: Path, settings: Dict[str, Any], data: Path) -> None:
 def parse_run(run: str) -> Tuple[str, str, str]:
     """HEADS, KEY_DIM and VARIANT (may be empty) of a run as listed in `recipe.runs`."""
     if not re.fullmatch(r"[a-z_]+:0*[1-9][0-9]*(:[\w-]+)?", run):
-        raise SettingsError(f"--runs must be HEADS:KEY_DIM[:VARIANT] with a positive KEY_DIM; got '{run}'")
+        raise UserError(f"--runs must be HEADS:KEY_DIM[:VARIANT] with a positive KEY_DIM; got '{run}'")
     heads, key_dim, *variant = run.split(":")
     return heads, key_dim, "".join(variant)
 
@@ -152,9 +152,9 @@ def run_program(recipe: str, cfg: DictConfig) -> List[str]:
         return [str(ROOT / "recipes" / recipe / "run.sh")]
     words = shlex.split(submit)
     if not words or not (cfg.recipe.dry_run or shutil.which(words[0])):
-        raise SettingsError(f"--submit must begin with a program that is installed; got '{submit}'")
+        raise UserError(f"--submit must begin with a program that is installed; got '{submit}'")
     if Path.cwd().resolve() != ROOT:  # run.sbatch looks for the recipe in the folder of submission
-        raise SettingsError(f"--submit must be given in {ROOT}; got {Path.cwd()}")
+        raise UserError(f"--submit must be given in {ROOT}; got {Path.cwd()}")
     return [*words, str(ROOT / "recipes/slurm/run.sbatch"), recipe]
 
 

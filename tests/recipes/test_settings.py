@@ -47,9 +47,9 @@ def call(capsys, monkeypatch):
     return call
 
 
-def assert_rejected(done, message, status=2):
-    """The script exited with this status and printed nothing but an error with this message."""
-    rejected(done, ": error: ", message, status=status)
+def assert_rejected(done, message):
+    """The script failed and printed nothing but an error with this message."""
+    rejected(done, ": error: ", message)
     assert done.stderr.count("\n") == 1
 
 
@@ -107,12 +107,12 @@ def test_a_request_for_gpus_is_rejected_without_gpus(call, tmp_path, monkeypatch
     output = ["--output", tmp_path / "runs"]
     for request in (["--gpus", 2], ["recipe.gpus=2"], ["--config", tmp_path / "mine.yaml"]):
         for recipe in (["toy"], ["toy", "sweep", "--jobs", 2]):
-            assert_rejected(call(*recipe, *output, *request), "--gpus 2: torch sees no GPU here", status=1)
+            assert_rejected(call(*recipe, *output, *request), "--gpus 2: torch sees no GPU here")
     assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
     for words in (["--gpus", 2, "--device", "cpu", "recipe.batch_tokens=4096"], []):
         assert_accepted(call("toy", *output, *words, "--dry-run"))
     done = call("wmt14_en_de", "average", *output, "--gpus", 2)
-    assert_rejected(done, "there is no run in", status=1)  # needs no GPU
+    assert_rejected(done, "there is no run in")  # needs no GPU
 
 
 def test_the_model_and_the_output_of_translations_are_those_of_the_recipe(call):
@@ -198,9 +198,9 @@ def test_a_node_needs_the_number_of_nodes(call, tmp_path):
 
 def test_steps_need_the_results_of_earlier_steps(call, tmp_path):
     done = call("toy", "sweep", "--table", "--output", tmp_path)
-    assert_rejected(done, f"none of these runs is finished in {tmp_path}", status=1)
+    assert_rejected(done, f"none of these runs is finished in {tmp_path}")
     done = call("wmt14_en_de", "average", "--output", tmp_path, "--device", "cpu")
-    assert_rejected(done, f"there is no run in {tmp_path}; the step train makes it", status=1)
+    assert_rejected(done, f"there is no run in {tmp_path}; the step train makes it")
 
 
 def test_sweep_rejects_finished_runs_of_other_settings_or_data(call, caplog, tmp_path, monkeypatch):
@@ -215,13 +215,13 @@ def test_sweep_rejects_finished_runs_of_other_settings_or_data(call, caplog, tmp
     for mode in ([], ["--table"], ["--dry-run"], ["--submit", "true"]):
         done = call("toy", "sweep", *words, *mode)
         message = f"{folder} has a run with different settings: model.dropout 0.3 (requested: {dropout}); use its"
-        assert_rejected(done, message, status=1)
+        assert_rejected(done, message)
         # control: the settings of the run; its data are not on this machine
         assert_accepted(call("toy", "sweep", *words, *mode, "model.dropout=0.3"))
     data.mkdir()
     (data / "SHA256SUMS").write_text(f"{64 * '0'}  x\n")
     done = call("toy", "sweep", *words, "model.dropout=0.3")
-    assert_rejected(done, f"{folder} has a run with different settings: data 1 (requested: ", status=1)
+    assert_rejected(done, f"{folder} has a run with different settings: data 1 (requested: ")
     (folder / "settings.yaml").unlink()  # as if only the record had been copied
     assert_accepted(call("toy", "sweep", *words, "--table"))
     assert f"{folder} has no settings.yaml: its settings are not checked" in caplog.text
@@ -237,7 +237,7 @@ def test_sweep_translates_again_with_other_settings_of_decoding(call, tmp_path):
     assert call("toy", "sweep", *words).stdout == ""
     assert " generation.beam=1" in call("toy", "sweep", *words, "generation.beam=1").stdout
     done = call("toy", "sweep", *words, "generation.beam=1", "--table")
-    assert_rejected(done, f"{folder} has a run with different settings: generation.beam 4 (requested: 1)", status=1)
+    assert_rejected(done, f"{folder} has a run with different settings: generation.beam 4 (requested: 1)")
 
 
 @pytest.mark.parametrize(
@@ -268,15 +268,13 @@ def test_rejects_an_output_that_is_not_writable(step, call, tmp_path):
     file.touch()
     for output in (file, file / "run", Path("/proc/nosuch")):
         done = call("toy", step, "--output", output, "--device", "cpu")
-        assert_rejected(done, f"--output must be a writable folder; got {output} (", status=1)
+        assert_rejected(done, f"--output must be a writable folder; got {output} (")
 
 
 def test_a_missing_package_is_an_error_before_any_work(call, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     done = call("toy", "common.wandb_project=x", "--output", tmp_path / "run", "--device", "cpu")
-    assert_rejected(
-        done, "--wandb-project needs wandb, which is not installed; leave out the flag or run: pip", status=1
-    )
+    assert_rejected(done, "--wandb-project needs wandb, which is not installed; leave out the flag or run: pip")
     assert list(tmp_path.iterdir()) == []
 
 
