@@ -1,11 +1,14 @@
 """Export of trained models to model folders and other inference engines.
 
-Each target is a module with ``export(source, output, …)``, which writes the output folder atomically, and
-``check(source)``, which raises :class:`.source.UnsupportedError` if the target cannot express the model.
+Each target is a module with ``check(source)``, which returns the attention layers to write or raises UserError if the
+target cannot express the model, and ``export(source, layers, output, …)``, which writes the output folder atomically.
 """
 
+import contextlib
 import importlib
-from typing import Any
+from typing import Any, List
+
+from fairseq_modern.errors import UserError
 
 #: target → its options
 TARGETS = {"folder": ("half",), "ctranslate2": ("quantization",), "fairseq": ("half",), "huggingface": ()}
@@ -15,19 +18,24 @@ def write(source: Any, target: str, output: Any, **options: Any) -> None:
     """Export ``source`` (:class:`.source.Source`) to the new folder ``output``, for one of `TARGETS`.
 
     Raises:
-        UnsupportedError: the target cannot express the model; the message lists the targets that can.
+        UserError: the target cannot express the model; the message lists the targets that can.
     """
-    from .source import UnsupportedError
-
-    modules = {name: importlib.import_module(f"{__name__}.{name}") for name in TARGETS}
     try:
-        modules[target].export(source, output, **options)
-    except UnsupportedError as error:
-        suitable = []
-        for name, module in modules.items():
-            try:
-                module.check(source)
-                suitable.append(name)
-            except UnsupportedError:
-                continue
-        raise UnsupportedError(f"{error}; use --to {' or '.join(suitable)}") from error
+        layers = _module(target).check(source)
+    except UserError as error:
+        raise UserError(f"{error}; use --to {' or '.join(_suitable(source))}") from error
+    _module(target).export(source, layers, output, **options)
+
+
+def _module(target: str) -> Any:
+    return importlib.import_module(f"{__name__}.{target}")
+
+
+def _suitable(source: Any) -> List[str]:
+    """The targets that can express the model."""
+    suitable = []
+    for target in TARGETS:
+        with contextlib.suppress(UserError):
+            _module(target).check(source)
+            suitable.append(target)
+    return suitable

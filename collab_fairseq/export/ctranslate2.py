@@ -41,13 +41,18 @@ def check(source: Source) -> Dict[str, IncrementalAttention]:
     return standard_layers(source.model)
 
 
-def export(source: Source, output: PathLike, *, quantization: Optional[str] = None) -> None:
+def export(
+    source: Source,
+    layers: Dict[str, IncrementalAttention],
+    output: PathLike,
+    *,
+    quantization: Optional[str] = None,
+) -> None:
     """Write the folder; ``quantization``: CTranslate2's name of the precision of weights on disk (default: float32)."""
     require("ctranslate2")
     quantization = quantization or "float32"
     if quantization not in PRECISIONS:
         raise UserError(f"the quantization must be one of {', '.join(PRECISIONS)}; got {quantization}")
-    layers = check(source)
     spec = _specification(source, layers)
     spec.validate()
     spec.optimize(quantization=quantization)

@@ -39,10 +39,10 @@ _MOSES_OPTIONS = ("moses_no_dash_splits", "moses_no_escape")
 
 
 def check(source: Source) -> None:
-    """A model folder can hold every model."""
+    """A model folder can hold every model, with its own layers."""
 
 
-def export(source: Source, output: PathLike, *, half: bool = False) -> None:
+def export(source: Source, layers: None, output: PathLike, *, half: bool = False) -> None:
     """Write the model folder; ``half``: store weights in half precision (the model still computes in float32)."""
     write(source, portable(source, half), output, Written(half=half))
 

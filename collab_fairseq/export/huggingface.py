@@ -74,10 +74,10 @@ def check(source: Source) -> Dict[str, Any]:
     return standard_layers(source.model, config)
 
 
-def export(source: Source, output: PathLike) -> None:
+def export(source: Source, layers: Dict[str, Any], output: PathLike) -> None:
     """Write the folder."""
     transformers = require("transformers", "huggingface")
-    layers, card = check(source), source.card
+    card = source.card
     with swapped(source.model, layers):
         parameters = {f"model.{name}": tensor for name, tensor in source.model.state_dict().items()}
     fsmt = transformers.FSMTForConditionalGeneration(_config(source))

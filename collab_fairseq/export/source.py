@@ -29,10 +29,6 @@ from .preprocessing import infer
 _MIN_PIECES = 0.95
 
 
-class UnsupportedError(UserError):
-    """A target cannot express the model; other targets may."""
-
-
 @dataclass(frozen=True)
 class Source:
     """A trained model and its files.
@@ -175,7 +171,7 @@ def _check_sentencepiece(trained: TrainedModel, data: str, file: str) -> None:
 
 
 def reject_settings(config: Any, target: str, activations: Collection[str], others: Dict[str, bool]) -> None:
-    """Raise UnsupportedError if the model has a setting or an activation function that the target lacks.
+    """Raise UserError if the model has a setting or an activation function that the target lacks.
 
     ``others``: setting → whether the model has it, in addition to those that all targets lack.
     """
@@ -193,10 +189,10 @@ def reject_settings(config: Any, target: str, activations: Collection[str], othe
     }
     for name, active in settings.items():
         if active:
-            raise UnsupportedError(f"the model has {name}, which {target} lacks")
+            raise UserError(f"the model has {name}, which {target} lacks")
     if config.activation_fn not in activations:
         known = ", ".join(activations)
-        raise UnsupportedError(f"the activation in {target} must be one of {known}; got {config.activation_fn}")
+        raise UserError(f"the activation in {target} must be one of {known}; got {config.activation_fn}")
 
 
 @contextlib.contextmanager

@@ -18,8 +18,7 @@ from collab_fairseq.attention import StandardAttention
 from collab_fairseq.attention.factors import ReparamError, affine
 from collab_fairseq.modules.attention import IncrementalAttention, incremental
 from collab_fairseq.modules.sites import attention_layers
-
-from .source import UnsupportedError
+from fairseq_modern.errors import UserError
 
 
 @torch.no_grad()
@@ -35,19 +34,19 @@ def as_standard(
         scale: scale of the logits, the queries absorbing the difference; default: that of the layer.
 
     Raises:
-        UnsupportedError: ``heads`` or ``width`` is too small.
+        UserError: ``heads`` or ``width`` is too small.
     """
     query, key, value = layer.head_maps()
     needed = max(query.size(1), value.size(1))
     width = needed if width is None else width
     if layer.num_heads > heads:
-        raise UnsupportedError(f"the number of heads must be at most {heads}; got {layer.num_heads}")
+        raise UserError(f"the number of heads must be at most {heads}; got {layer.num_heads}")
     if needed > width:
         reason = "its values"
         if query.size(1) > value.size(1):
             content = " and its content bias" if query.size(1) > layer.key_dim else ""
             reason = f"its key dimension {layer.key_dim}{content}"
-        raise UnsupportedError(f"{reason} must fit into heads of {width} dimensions; it needs {needed}")
+        raise UserError(f"{reason} must fit into heads of {width} dimensions; it needs {needed}")
     scale = layer.scale if scale is None else scale
     sizes = {"kdim": layer.kdim, "vdim": layer.vdim, "head_dim": width}
     standard_class: Any = incremental(StandardAttention)
@@ -82,7 +81,7 @@ def standard_layers(model: Any, config: Any = None) -> Dict[str, IncrementalAtte
             Default: every layer has the head width that it needs, and its own scale.
 
     Raises:
-        UnsupportedError: the heads of a layer do not fit; the message names the layer.
+        UserError: the heads of a layer do not fit; the message names the layer.
     """
     layers = attention_layers(model)
     standard = {}
@@ -99,6 +98,6 @@ def standard_layers(model: Any, config: Any = None) -> Dict[str, IncrementalAtte
             scale = width**-0.5
         try:
             standard[layer_id] = as_standard(layer, heads, width, scale)
-        except (UnsupportedError, ReparamError) as error:
-            raise UnsupportedError(f"{layer_id}: {error}") from error
+        except (UserError, ReparamError) as error:
+            raise UserError(f"{layer_id}: {error}") from error
     return standard

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from collab_fairseq.export import ctranslate2
+from collab_fairseq.export import ctranslate2, write
 from collab_fairseq.export.source import read_source
 from collab_fairseq.heads import relevance
 from collab_fairseq.heads.redundancy import read_weights
@@ -83,7 +83,7 @@ def test_ctranslate2_export_stores_shared_heads_once(models, kind, groups, one_c
     source = read_source(models.checkpoint(kind, **heads, **flags))
     sizes = []
     for output in (tmp_path / "shared", tmp_path / "copies"):
-        ctranslate2.export(source, output)
+        write(source, "ctranslate2", output)
         sizes.append(os.path.getsize(output / "model.bin"))
         monkeypatch.setattr(ctranslate2, "_remove_copies", lambda layer: layer.num_heads)
     layer = attention_layers(source.model)["decoder.0"]

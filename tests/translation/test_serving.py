@@ -14,7 +14,7 @@ import pytest
 import collab_fairseq
 from collab_fairseq import checkpoints
 from collab_fairseq.cli import main
-from collab_fairseq.export import folder as model_folder
+from collab_fairseq.export import write
 from collab_fairseq.export.source import read_source
 from collab_fairseq.scoring.references import read_lines
 from collab_fairseq.translation.tokenizer import Card, Tokenizer
@@ -141,11 +141,11 @@ def test_interruption_keeps_translations(exported, translator, translate, monkey
 
 def test_half_precision_keeps_shared_embeddings(models, exported, translate, tmp_path):
     tied = models.checkpoint("collaborative", share_all_embeddings=True)
-    model_folder.export(read_source(tied), tmp_path / "tied", half=True)
+    write(read_source(tied), "folder", tmp_path / "tied", half=True)
     state = checkpoints.load(tmp_path / "tied" / "model.pt")["model"]
     embedding, projection = state["encoder.embed_tokens.weight"], state["decoder.output_projection.weight"]
     assert embedding.data_ptr() == projection.data_ptr()
-    model_folder.export(read_source(exported), tmp_path / "half", half=True)
+    write(read_source(exported), "folder", tmp_path / "half", half=True)
     exact, rounded = (collab_fairseq.load(path).search(SOURCES, **SEARCH) for path in (exported, tmp_path / "half"))
     gaps = [abs(a[0].score - b[0].score) for a, b in zip(exact, rounded, strict=True) if a[0].text == b[0].text]
     assert 0 < max(gaps) < 0.05
@@ -287,7 +287,7 @@ def test_export_reads_but_never_writes_through_links(exported, translator, tmp_p
         (linked / file.name).symlink_to(tmp_path / f"blob{number}")
     assert collab_fairseq.load(linked).translate(SOURCES, **SEARCH) == translator.translate(SOURCES, **SEARCH)
     before = content(tmp_path)
-    model_folder.export(read_source(linked), tmp_path / "out")
+    write(read_source(linked), "folder", tmp_path / "out")
     assert {file.name for file in (tmp_path / "out").iterdir()} == {file.name for file in exported.iterdir()}
     assert not any(file.is_symlink() for file in (tmp_path / "out").iterdir())
     assert {name: data for name, data in content(tmp_path).items() if not name.startswith("out/")} == before
