@@ -36,7 +36,6 @@ class Options:
         clock: ``wall``, or ``processor`` for the CPU time of this process, on a shared CPU.
         rounds: maximum number of rounds per row.
         seconds: no new round of a row starts after this time, but :data:`MIN_ROUNDS` rounds always run.
-        quick: tiny models, to test that everything runs.
     """
 
     device: str = "cpu"
@@ -45,7 +44,6 @@ class Options:
     clock: str = "wall"
     rounds: int = 200
     seconds: float = 20.0
-    quick: bool = False
 
     def __post_init__(self) -> None:
         if self.clock == "processor" and (self.device == "cuda" or self.threads > 1):
@@ -98,10 +96,9 @@ def interleave(parts: Parts, options: Options) -> Dict[str, List[float]]:
     clock = CLOCKS[options.clock]
     synchronize = torch.cuda.synchronize if options.device == "cuda" else lambda: None
     shuffle = random.Random(SEED).shuffle
-    rounds = min(2, options.rounds) if options.quick else options.rounds
     times: Dict[str, List[float]] = {name: [] for name in order}
     spent = 0.0
-    for number in range(-WARMUP_ROUNDS, rounds):
+    for number in range(-WARMUP_ROUNDS, options.rounds):
         if number >= MIN_ROUNDS and spent >= options.seconds:
             break
         is_counted = number >= 0
@@ -140,3 +137,27 @@ def peak_bytes(step: Step, device: str) -> int:
     events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
     changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
     return max(0, *np.cumsum([0, *(change for _, change in changes)]).tolist())
+
+
+def measured(row: Row, options: Options, memory: bool) -> Dict[str, Any]:
+    """The time of a row, or its peak memory: {unit: "s" or "bytes", values, ratios: {implementation: :func:`ratio`}}.
+
+    Ratios are those of ``ours`` to the other implementations. If the implementations differ, or torch raises an error:
+    {missing: MESSAGE}.
+    """
+    try:
+        parts = row(options)
+        if memory:
+            samples = {name: [float(peak_bytes(step, options.device))] for name, step in parts[0].items()}
+        else:
+            samples = interleave(parts, options)
+    except (RuntimeError, UserError) as error:
+        if options.device == "cuda":  # after an out-of-memory error
+            torch.cuda.empty_cache()
+        message = str(error).strip() or type(error).__name__
+        return {"missing": message.splitlines()[0]}
+    return {
+        "unit": "bytes" if memory else "s",
+        "values": {name: spread(values) for name, values in samples.items()},
+        "ratios": {name: ratio(samples["ours"], values) for name, values in samples.items() if name != "ours"},
+    }

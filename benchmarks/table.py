@@ -1,11 +1,11 @@
 """Print the ratios of records of ``python -m benchmarks``: python -m benchmarks.table RECORD ... [--rows PATTERN]"""
 
 import argparse
+import fnmatch
 import os
 import sys
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, Iterable, List, Optional, Sequence
 
-from benchmarks.runner import choose
 from collab_fairseq.cli.main import guarded
 from collab_fairseq.files import PathLike
 from collab_fairseq.records import pages
@@ -30,6 +30,19 @@ LABELS = {
     "authors-bmm": "(d) authors, bmm",  # in records only: the same with batched products
 }
 CLOCK_NAMES = {"wall": "wall time", "processor": "CPU time"}
+
+
+def choose(ids: Iterable[str], patterns: Sequence[str]) -> List[str]:
+    """The ids that match one of the shell patterns (no patterns: all ids).
+
+    Raises:
+        UserError: a pattern matches no id.
+    """
+    ids = list(ids)
+    for pattern in patterns:
+        if not fnmatch.filter(ids, pattern):
+            raise UserError(f"--rows {pattern} matches no row; the rows are {', '.join(ids)}")
+    return [name for name in ids if not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
 
 
 def table(
@@ -88,14 +101,13 @@ def _about(records: Sequence[Dict[str, Any]]) -> str:
     machines: List[str] = []
     for record in records:
         settings = record["settings"]
-        quick = "; a miniature, no measurement" if settings["quick"] else ""
         clocks.append(
             f"Ratio of the medians of {CLOCK_NAMES[settings['clock']]}, ours divided by the other, ± the larger "
             "distance to a quartile of the ratios within rounds; in memory rows, of peak memory. Below 1, ours is "
             "faster or smaller."
         )
         dtype = settings["dtype"] + ("" if settings["dtype"] == "bfloat16" else " unless the row or column says bf16")
-        machines.append(f"Measured in {dtype}, {hardware(record)}, torch {record['versions']['torch']}{quick}.")
+        machines.append(f"Measured in {dtype}, {hardware(record)}, torch {record['versions']['torch']}.")
     return "  \n".join(dict.fromkeys([*clocks, *machines]))
 
 

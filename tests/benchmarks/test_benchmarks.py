@@ -1,16 +1,19 @@
 """Benchmarks: memory, interleaved rounds, statistics, comparison, records, tables, `python -m benchmarks`."""
 
 import json
+import sys
 from functools import partial
 
 import pytest
 import torch
 from fairseq.sequence_generator import SequenceGenerator
 
-from benchmarks import layers, measure, models, programs, runner
-from benchmarks.implementations import implementations
+from benchmarks import __main__ as program
+from benchmarks import layers, measure, models
+from benchmarks.layers import implementations
 from benchmarks.measure import Options, interleave, peak_bytes, ratio, spread
-from benchmarks.models import LENGTHS, random_lengths
+from benchmarks.rows import rows
+from benchmarks.sentences import LENGTHS, Task, random_lengths
 from benchmarks.table import table
 from collab_fairseq.attention.cache import source_rows
 from collab_fairseq.modules.attention import IncrementalAttention
@@ -20,23 +23,24 @@ from collab_fairseq.search.shortlist import ShortlistGenerator
 from fairseq_modern.errors import UserError
 from tests.common import ROOT, rejected, run
 
-QUICK = Options(quick=True)
+ONCE = Options(rounds=1)
 DO_NOTHING = {"ours": lambda: None, "fairseq": lambda: None}
+TWO_ROWS = {"layer/a": lambda _: [DO_NOTHING], "layer/b": lambda _: [DO_NOTHING]}
 SELF = {"fairseq-self", "standard-sdpa", "authors", "ours", "ours-bmm"}
 DECODE = {"fairseq", "standard-sdpa", "authors", "ours", "ours-bmm"}
 ROWS = {
-    "layer": {"layer/encoder/3x6/dk4/train": SELF, "layer/encoder/3x6/dk4/memory": SELF},
+    "layer": {"layer/encoder/3x6/dk8/train": SELF, "layer/encoder/3x6/dk8/memory": SELF},
     "decode": {
-        "decode/cross/3x2/S5/dk4": DECODE,
-        "decode/self/3x2/T4/dk4": DECODE,
-        "decode/translate/tiny/6/dk4": {"fairseq", "none", "ours"},
-        "decode/translate/tiny/6/dk4/bf16": {"fairseq", "fairseq-bf16", "ours"},
+        "decode/cross/3x2/S5/dk8": DECODE,
+        "decode/self/3x2/T4/dk8": DECODE,
+        "decode/translate/tiny/3/dk32": {"fairseq", "none", "ours"},
+        "decode/translate/tiny/3/dk32/bf16": {"fairseq", "fairseq-bf16", "ours"},
     },
     "train": {
-        "train/tiny/3x6/dk4": {"fairseq", "none", "authors", "ours"},
-        "train/tiny/3x6/dk4/fast": {"fairseq", "ours"},
-        "train/tiny/3x6/dk4/fast-bf16": {"fairseq", "fairseq-bf16", "ours"},
-        "train/tiny/3x6/dk4/fast-memory": {"fairseq", "ours"},
+        "train/tiny/3x6/dk32": {"fairseq", "none", "authors", "ours"},
+        "train/tiny/3x6/dk32/fast": {"fairseq", "ours"},
+        "train/tiny/3x6/dk32/fast-bf16": {"fairseq", "fairseq-bf16", "ours"},
+        "train/tiny/3x6/dk32/fast-memory": {"fairseq", "ours"},
     },
 }
 
@@ -122,32 +126,32 @@ def test_wrong_implementations_are_not_timed(name, change, message, monkeypatch)
         change(modules[name])
         return modules
 
-    sizes = (3, 6, 8, 16, 2)
-    assert set(layers.train(*sizes, QUICK)[0]) == SELF
+    sizes = (3, 6, 8)
+    assert set(layers.train(*sizes, ONCE)[0]) == SELF
     monkeypatch.setattr(layers, "implementations", changed)
     with pytest.raises(UserError, match=rf"{message}, differs by .* of the largest value"):
-        layers.train(*sizes, QUICK)
+        layers.train(*sizes, ONCE)
 
 
 def test_gpus_also_have_large_batches():
     on_gpu = Options(device="cuda", dtype="bfloat16")
     for what, row in (("layer", "layer/encoder/512x32/dk128/train"), ("train", "train/base/512x32/dk128/fast")):
-        assert row in runner.rows(what, on_gpu)
-        assert row not in runner.rows(what, Options())
+        assert row in rows(what, on_gpu)
+        assert row not in rows(what, Options())
 
 
 def test_wrong_reordering_of_caches_is_not_timed(monkeypatch):
-    sizes = (False, 3, 2, 4, 4, 16, 2)
-    assert "ours" in layers.decode(*sizes, QUICK)[0]
+    sizes = ("self", 3, 2, 4, 8)
+    assert "ours" in layers.decode(*sizes, ONCE)[0]
     monkeypatch.setattr(IncrementalAttention, "reorder_incremental_state", lambda self, state, *order: state)
     with pytest.raises(UserError, match=r"^output of \S+, compared with fairseq, differs"):
-        layers.decode(*sizes, QUICK)
+        layers.decode(*sizes, ONCE)
 
 
 def test_models_of_one_attention_type_have_equal_parameters():
-    task = models.Task(QUICK, "base")
-    built = models.build("base", task, 4, programs.TRAIN_IMPLEMENTATIONS[""], QUICK)
-    batch = models.make_batch(task.sentences([6, 4]), task.sentences([5, 6], 2), task, "cpu")["net_input"]
+    task = Task(64)
+    built = models.build("tiny", task, 32, models.TRAIN_IMPLEMENTATIONS[None], "cpu")
+    batch = task.batch(task.sentences([6, 4]), task.sentences([5, 6], 2), "cpu")["net_input"]
     with torch.no_grad():
         outputs = {name: model.eval()(**batch)[0] for name, model in built.items()}
     torch.testing.assert_close(outputs["none"], outputs["fairseq"])
@@ -157,11 +161,11 @@ def test_models_of_one_attention_type_have_equal_parameters():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_training_rows_run_in_the_data_type_of_the_record(dtype, monkeypatch):
-    options = Options(quick=True, dtype=dtype)
-    monkeypatch.setattr(programs, "_step", lambda *arguments, autocast: autocast)
-    rows = {name: row for name, row in runner.rows("train", options).items() if "tiny" in name}
-    assert ("train/tiny/3x6/dk4/fast-bf16" in rows) == (dtype == "float32")  # it compares both types
-    for name, row in rows.items():
+    options = Options(dtype=dtype)
+    monkeypatch.setattr(models, "_step", lambda *arguments, autocast: autocast)
+    tiny = {name: row for name, row in rows("train", options).items() if "tiny" in name}
+    assert ("train/tiny/170x24/dk32/fast-bf16" in tiny) == (dtype == "float32")  # it compares both types
+    for name, row in tiny.items():
         if not name.endswith("fast-bf16"):
             assert set(row(options)[0].values()) == {dtype == "bfloat16"}
 
@@ -182,13 +186,28 @@ def test_decoding_step_reads_the_order_on_the_host_only_once(monkeypatch):
     """Each time, it would wait for a GPU. The layers of a model share the result, too."""
     calls = []
     monkeypatch.setattr(layers, "source_rows", lambda *arguments: calls.append(arguments) or source_rows(*arguments))
-    step = layers.decode(True, 3, 2, 4, 4, 16, 2, QUICK)[0]["ours"]
+    step = layers.decode("cross", 3, 2, 4, 8, ONCE)[0]["ours"]
     step()
     step()
     assert len(calls) == 1
 
 
-def test_interrupted_benchmark_continues(tmp_path, monkeypatch):
+@pytest.fixture
+def measure_rows(monkeypatch, tmp_path):
+    """A function that runs `python -m benchmarks layer` with these rows, and returns the record."""
+
+    def call(rows, path=None, *flags):
+        path = path or tmp_path / f"{len(list(tmp_path.iterdir()))}.json"
+        monkeypatch.setattr(program, "rows", lambda *_: rows)
+        words = ["benchmarks", "layer", "--device", "cpu", "--rounds", "1", "--json", str(path), *flags]
+        monkeypatch.setattr(sys, "argv", words)
+        program.run(program.parse())
+        return load(path, "bench", "layer")
+
+    return call
+
+
+def test_interrupted_benchmark_continues(tmp_path, monkeypatch, measure_rows):
     measured, path = [], tmp_path / "record.json"
 
     def first(options):
@@ -199,12 +218,11 @@ def test_interrupted_benchmark_continues(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     rows = {"layer/first": first, "layer/second": interrupted}
-    monkeypatch.setattr(runner, "rows", lambda *_: rows)
     with pytest.raises(KeyboardInterrupt):
-        runner.run("layer", QUICK, output=path)
+        measure_rows(rows, path)
     before = load(path, "bench", "layer")["parts"]["layer/first"]
     rows["layer/second"] = lambda options: [DO_NOTHING]
-    record = runner.run("layer", QUICK, output=path)
+    record = measure_rows(rows, path)
     assert measured == ["first"]
     assert json.loads(path.read_text()) == record
     assert record["parts"]["layer/first"] == before
@@ -212,18 +230,15 @@ def test_interrupted_benchmark_continues(tmp_path, monkeypatch):
 
     monkeypatch.setattr(environment, "commit", lambda folder: {"id": "other", "modified": False})
     with pytest.raises(UserError, match="was made with commit"):
-        runner.run("layer", QUICK, output=path)
+        measure_rows(rows, path)
 
 
 @pytest.mark.parametrize("error", [UserError, RuntimeError, torch.OutOfMemoryError])
-def test_failed_row_is_missing_and_others_are_measured(error, caplog, monkeypatch):
+def test_failed_row_is_missing_and_others_are_measured(error, caplog, measure_rows):
     def failing_with(options):
         raise error("no luck\nand a long story")
 
-    monkeypatch.setattr(
-        runner, "rows", lambda *_: {"layer/failing": failing_with, "layer/good": lambda _: [DO_NOTHING]}
-    )
-    record = runner.run("layer", QUICK)
+    record = measure_rows({"layer/failing": failing_with, "layer/good": lambda _: [DO_NOTHING]})
     assert record["parts"]["layer/failing"] == {"missing": "no luck"}
     assert "layer/failing is missing: no luck" in caplog.text
     assert "| layer/good | " in table([record])
@@ -236,32 +251,25 @@ def failing(options):
     raise UserError("no luck")
 
 
-def test_a_failed_row_is_measured_again(tmp_path, monkeypatch):
+def test_a_failed_row_is_measured_again(tmp_path, measure_rows):
     rows = {"layer/first": failing, "layer/second": lambda _: [DO_NOTHING]}
-    monkeypatch.setattr(runner, "rows", lambda *_: rows)
-    first = runner.run("layer", QUICK, output=tmp_path / "record.json")["parts"]
+    first = measure_rows(rows, tmp_path / "record.json")["parts"]
     rows["layer/first"] = lambda _: [DO_NOTHING]
-    second = runner.run("layer", QUICK, output=tmp_path / "record.json")["parts"]
+    second = measure_rows(rows, tmp_path / "record.json")["parts"]
     assert "missing" in first["layer/first"]
     assert "ratios" in second["layer/first"]
     assert second["layer/second"] == first["layer/second"]
 
 
-def test_a_row_of_a_table_is_in_one_record(monkeypatch):
-    monkeypatch.setattr(
-        runner, "rows", lambda *_: {"layer/a": lambda _: [DO_NOTHING], "layer/b": lambda _: [DO_NOTHING]}
-    )
-    both, one = runner.run("layer", QUICK), runner.run("layer", QUICK, ["layer/a"])
+def test_a_row_of_a_table_is_in_one_record(measure_rows):
+    both, one = measure_rows(TWO_ROWS), measure_rows(TWO_ROWS, None, "--rows", "layer/a")
     with pytest.raises(UserError, match="layer/a must be in one record only"):
         table([both, one])
     assert "| layer/b |" in table([both, one], ["layer/b"])
 
 
-def test_notes_of_a_table_are_about_its_rows(monkeypatch):
-    monkeypatch.setattr(
-        runner, "rows", lambda *_: {"layer/a": lambda _: [DO_NOTHING], "layer/b": lambda _: [DO_NOTHING]}
-    )
-    first, second = (runner.run("layer", QUICK, [row]) for row in ("layer/a", "layer/b"))
+def test_notes_of_a_table_are_about_its_rows(measure_rows):
+    first, second = (measure_rows(TWO_ROWS, None, "--rows", row) for row in TWO_ROWS)
     second["hardware"]["cpu"] = "A different CPU"
     paths = ["first.json", "second.json"]
     both = table([first, second], paths=paths)
@@ -274,27 +282,24 @@ def test_notes_of_a_table_are_about_its_rows(monkeypatch):
 
 
 def test_only_our_models_search_with_shortlists():
-    (searches,) = programs.translate("tiny", 3, 6, False, QUICK)
+    (searches,) = models.translate("tiny", 3, 32, None, ONCE)
     generators = {name: type(search.args[0]) for name, search in searches.items()}
     assert generators == {"fairseq": SequenceGenerator, "none": ShortlistGenerator, "ours": ShortlistGenerator}
 
 
 @pytest.mark.parametrize("what", ROWS)
-def test_quick_rows_measure_their_implementations(what, tmp_path):
+def test_rows_of_other_sizes_measure_their_implementations(what, tmp_path):
     path = tmp_path / "record.json"
-    rows = ["--rows", "*/tiny/*"] if what == "train" else []
-    limits = ["--rounds", 4, "--seconds", 2.5, "--dtype", "float32"]
-    done = run(
-        "python", "-m", "benchmarks", what, "--quick", "--device", "cpu", *limits, "--json", path, *rows, cwd=ROOT
-    )
+    chosen = [word for name in ROWS[what] for word in ("--rows", name)]
+    limits = ["--rounds", 2, "--seconds", 2.5, "--dtype", "float32"]
+    done = run("python", "-m", "benchmarks", what, "--device", "cpu", *limits, "--json", path, *chosen, cwd=ROOT)
     record = json.loads(path.read_text())
-    expected = {"quick": True, "rounds": 4, "seconds": 2.5, "dtype": "float32"}
+    expected = {"rounds": 2, "seconds": 2.5, "dtype": "float32"}
     assert (record["name"], {**record["settings"], **expected}) == (what, record["settings"])
     parts = record["parts"]
     assert {name: set(part["values"]) for name, part in parts.items()} == ROWS[what]
     assert all(part["unit"] == ("bytes" if name.endswith("memory") else "s") for name, part in parts.items())
     assert all(f"| {name} |" in done.stdout for name in parts)
-    assert "a miniature, no measurement" in done.stdout
 
 
 @pytest.mark.parametrize(

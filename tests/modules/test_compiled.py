@@ -11,8 +11,7 @@ import torch
 from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.measure import Options
-from benchmarks.models import Task, make_batch, random_lengths
+from benchmarks.sentences import Task, random_lengths
 from collab_fairseq import checkpoints
 from collab_fairseq.modules import compiled
 from fairseq_modern.errors import UserError
@@ -21,7 +20,7 @@ from tests.common import FLOAT32, run
 from tests.models.cases import KINDS, SMALL, batch, build
 
 ONE = {**SMALL, "encoder_layers": 1, "decoder_layers": 1}
-TASK = Task(Options(quick=True), "tiny")
+TASK = Task(64)
 VOCABULARY = len(TASK.source_dictionary)
 
 
@@ -46,7 +45,7 @@ def compiler(monkeypatch):
 
 def batch_of(*lengths):
     """Model inputs for sources and targets of these lengths, collated by fairseq."""
-    return make_batch(*(TASK.sentences(side, seed=0) for side in lengths), TASK, "cpu")["net_input"]
+    return TASK.batch(*(TASK.sentences(side, seed=0) for side in lengths), "cpu")["net_input"]
 
 
 def real_batches(number):
