@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence
 
 from torch import Tensor, nn
 
-from .factors import HeadMaps, ReparamError, ScoreWeights, affine, standard_heads
+from .factors import AttentionError, HeadMaps, ScoreWeights, affine, standard_heads
 
 
 def is_given(value: Any) -> bool:
@@ -67,8 +67,8 @@ class AttentionType:
         return f", in groups: {' and '.join(shared)}" if shared else ""
 
     def head_maps(self) -> HeadMaps:
-        """The equivalent standard heads, for exports. ReparamError: there are none."""
-        raise ReparamError(f"{type(self).__name__} has no form as standard heads")
+        """The equivalent standard heads, for exports. AttentionError: there are none."""
+        raise AttentionError(f"{type(self).__name__} has no form as standard heads")
 
     def _head_map(self, projection: nn.Linear, groups: int) -> Tensor:
         """The map of every head, (H, d, inputs + 1) as in :class:`.HeadMaps`, from a projection for groups of heads."""
@@ -76,7 +76,7 @@ class AttentionType:
         return joined.view(groups, -1, joined.size(1)).repeat_interleave(self.num_heads // groups, dim=0)
 
     def score_weights(self) -> ScoreWeights:
-        """The logits in the form of collaborative heads, for conversion. ReparamError: there is no such form."""
+        """The logits in the form of collaborative heads, for conversion. AttentionError: there is no such form."""
         dtype = self.q_proj.weight.dtype
         maps = self.head_maps()
         query = maps.query.detach().flatten(0, 1).to(dtype)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from .errors import AttentionError
 from .mixing import block_mixing
 
-ReparamError = AttentionError  #: its name in :mod:`collab_fairseq.reparam`
+ReparamError = AttentionError  # its name in modules that have not been changed yet
 
 
 class HeadMaps(NamedTuple):
@@ -147,10 +147,10 @@ def standard_heads(query: Tensor, key: Tensor, num_heads: int) -> HeadFactors:
         num_heads: H.
 
     Raises:
-        ReparamError: inconsistent shapes.
+        AttentionError: inconsistent shapes.
     """
     if num_heads < 1 or query.dim() != 2 or query.size(0) % num_heads != 0 or query.size(0) == 0:
-        raise ReparamError(
+        raise AttentionError(
             f"the query weight of {num_heads} standard heads must have shape ({num_heads} · dk, Dq); "
             f"got {list(query.shape)}"
         )
@@ -162,7 +162,7 @@ def checked(heads: HeadFactors, name: str) -> HeadFactors:
     """Return the heads if their shapes are consistent and all numbers are finite.
 
     Raises:
-        ReparamError: a factor is invalid; the message starts with ``name``.
+        AttentionError: a factor is invalid; the message starts with ``name``.
     """
     rank = heads.query.size(0) if heads.query.dim() == 2 else "K"
     for field, factor, rank_dim, shape in (
@@ -171,11 +171,11 @@ def checked(heads: HeadFactors, name: str) -> HeadFactors:
         ("mixing", heads.mixing, 1, f"(H, {rank})"),
     ):
         if factor.dim() != 2 or factor.size(rank_dim) != rank or factor.numel() == 0:
-            raise ReparamError(f"{name}: {field} must have shape {shape}; got {list(factor.shape)}")
+            raise AttentionError(f"{name}: {field} must have shape {shape}; got {list(factor.shape)}")
         if not factor.is_floating_point():
-            raise ReparamError(f"{name}: {field} must be floating-point; got {factor.dtype}")
+            raise AttentionError(f"{name}: {field} must be floating-point; got {factor.dtype}")
         if not bool(torch.isfinite(factor).all()):
-            raise ReparamError(f"{name}: {field} must be finite; got NaN or infinity")
+            raise AttentionError(f"{name}: {field} must be finite; got NaN or infinity")
     return heads
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .cache import Attended, KeyValue
-from .factors import ReparamError, ScoreWeights
+from .factors import AttentionError, ScoreWeights
 from .layer import named_after_key_dim
 from .projections import are_plain, linear, uninitialised
 from .standard import StandardAttention
@@ -135,7 +135,7 @@ class LatentAttention(StandardAttention):
         return torch.cat([weight @ self.latent_proj.weight.double(), bias], dim=-1)
 
     def score_weights(self) -> ScoreWeights:
-        raise ReparamError(
+        raise AttentionError(
             f"{type(self).__name__} cannot be converted: keys and values are projections of the same latents"
         )
 

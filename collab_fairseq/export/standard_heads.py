@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from collab_fairseq.attention import StandardAttention
-from collab_fairseq.attention.factors import ReparamError, affine
+from collab_fairseq.attention.factors import AttentionError, affine
 from collab_fairseq.modules.attention import IncrementalAttention, incremental
 from collab_fairseq.modules.sites import attention_layers
 from fairseq_modern.errors import UserError
@@ -98,6 +98,6 @@ def standard_layers(model: Any, config: Any = None) -> Dict[str, IncrementalAtte
             scale = width**-0.5
         try:
             standard[layer_id] = as_standard(layer, heads, width, scale)
-        except (UserError, ReparamError) as error:
+        except (UserError, AttentionError) as error:
             raise UserError(f"{layer_id}: {error}") from error
     return standard

@@ -16,7 +16,7 @@ def load_folder(path: PathLike) -> PreTrainedModel:
 
     Raises:
         UserError: the folder has no config that transformers supports, no weights, or only an adapter.
-        ReparamError: see :func:`.from_pretrained`.
+        AttentionError: see :func:`.from_pretrained`.
     """
     name = os.fspath(path)
     if os.path.isfile(os.path.join(name, "adapter_config.json")):

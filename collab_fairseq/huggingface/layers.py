@@ -22,7 +22,7 @@ from transformers.models.distilbert.modeling_distilbert import DistilBertSelfAtt
 from transformers.models.marian.modeling_marian import MarianAttention
 
 from collab_fairseq.attention import KeyValue
-from collab_fairseq.attention.factors import ReparamError, ScoreWeights
+from collab_fairseq.attention.factors import AttentionError, ScoreWeights
 from collab_fairseq.attention.kernels import attend_collaborative
 from collab_fairseq.attention.masks import combine
 
@@ -66,13 +66,13 @@ class Shape(NamedTuple):
 
     @classmethod
     def read(cls, name: str, fields: Mapping[str, Any]) -> "Shape":
-        """The entry of the layer ``name`` in a config; wrong fields or types raise a ReparamError."""
+        """The entry of the layer ``name`` in a config; wrong fields or types raise an AttentionError."""
         types = cls.__annotations__
         valid = isinstance(fields, Mapping) and fields.keys() == types.keys()
         valid = valid and all(type(fields[field]) is types[field] for field in types) and fields["key_dim"] >= 1
         if not valid:
             expected = ", ".join(f"{field} ({types[field].__name__})" for field in types)
-            raise ReparamError(f"attention_shapes: {name} must have {expected}; got {fields!r}")
+            raise AttentionError(f"attention_shapes: {name} must have {expected}; got {fields!r}")
         return cls(**fields)
 
 
@@ -117,13 +117,13 @@ class CollaborativeHeads(nn.Module):
         self.scaling = shape.scale
 
     def check_cache(self, cache: Cache) -> None:
-        """Raise a ReparamError if others have filled the cache of this layer, with keys of standard heads."""
+        """Raise an AttentionError if others have filled the cache of this layer, with keys of standard heads."""
         heads, key_dim = self.mixing.shape
         width = key_dim if self.content_bias is None else key_dim + heads
         keys = cache.layers[self.layer_idx].keys if len(cache.layers) > self.layer_idx else None
         # a new cache has no keys or an empty tensor
         if keys is not None and keys.dim() == 4 and keys.shape[1::2] != (1, width):
-            raise ReparamError(
+            raise AttentionError(
                 f"past_key_values must have one key of width {width} per position with collaborative heads; got "
                 f"{keys.size(1)} of width {keys.size(3)}: prefix tuning is not supported"
             )
@@ -134,7 +134,7 @@ class CollaborativeHeads(nn.Module):
         The cache has a single head, and content scores follow the shared keys in its last dimension.
 
         Raises:
-            ReparamError: the cache has keys of standard heads.
+            AttentionError: the cache has keys of standard heads.
         """
         site_cache, cached = cache, None
         if isinstance(cache, EncoderDecoderCache):
@@ -184,7 +184,7 @@ class CollaborativeHeads(nn.Module):
         """
         implementation = self.config._attn_implementation or "eager"
         if implementation not in IMPLEMENTATIONS:
-            raise ReparamError(
+            raise AttentionError(
                 f"collaborative heads need attn_implementation {' or '.join(IMPLEMENTATIONS)}; got "
                 f"{implementation}, which supports neither queries wider than values nor content scores"
             )

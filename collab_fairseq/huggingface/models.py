@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import AlbertConfig, AutoConfig, BertConfig, DistilBertConfig, MarianConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
-from collab_fairseq.attention.factors import HeadFactors, ReparamError, ScoreWeights, standard_heads
+from collab_fairseq.attention.factors import AttentionError, HeadFactors, ScoreWeights, standard_heads
 from collab_fairseq.attention.masks import multiply_heads
 
 from .layers import COLLABORATIVE, CollaborativeHeads, Shape, names_of
@@ -130,32 +130,32 @@ class CollaborativeModel(PreTrainedModel):
         layers = dict(attention_layers(self))
         for name, fields in (config.attention_shapes or {}).items():
             if name not in layers:
-                raise ReparamError(f"attention_shapes must name layers among {', '.join(layers)}; got {name}")
+                raise AttentionError(f"attention_shapes must name layers among {', '.join(layers)}; got {name}")
             standard, shape = layers[name], Shape.read(name, fields)
             self.base_model.set_submodule(name, COLLABORATIVE[type(standard)](standard, shape))
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
-        """As in transformers, but missing weights of collaborative layers raise a ReparamError."""
+        """As in transformers, but missing weights of collaborative layers raise an AttentionError."""
         model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         layers = [name for name, layer in attention_layers(model) if isinstance(layer, CollaborativeHeads)]
         prefixes = tuple(f"{base_prefix(model)}{name}." for name in layers)
         missing = [name for name in info["missing_keys"] if name.startswith(prefixes)]
         if missing:
-            raise ReparamError(f"weights of collaborative heads are missing: {', '.join(sorted(missing))}")
+            raise AttentionError(f"weights of collaborative heads are missing: {', '.join(sorted(missing))}")
         return (model, info) if output_loading_info else model
 
 
 def check_convertible(model: Any) -> None:
-    """Raise a ReparamError if the model is not of an architecture in :data:`CONFIGS`.
+    """Raise an AttentionError if the model is not of an architecture in :data:`CONFIGS`.
 
     Other architectures transform queries and keys between projections and scores, for example by rotary positions.
     """
     if not isinstance(model, PreTrainedModel):
-        raise ReparamError(f"the model must be a PreTrainedModel of transformers; got {type(model).__name__}")
+        raise AttentionError(f"the model must be a PreTrainedModel of transformers; got {type(model).__name__}")
     if type(model.config) not in (*CONFIGS, *CONFIGS.values()):
         known = ", ".join(config.model_type for config in CONFIGS)
-        raise ReparamError(f"the architecture must be one of {known}; got {model.config.model_type}")
+        raise AttentionError(f"the architecture must be one of {known}; got {model.config.model_type}")
 
 
 def score_weights(model: PreTrainedModel) -> Iterator[Tuple[str, ScoreWeights]]:
@@ -166,7 +166,7 @@ def score_weights(model: PreTrainedModel) -> Iterator[Tuple[str, ScoreWeights]]:
         query, key = getattr(layer, names.query), getattr(layer, names.key)
         for part, projection in ((names.query, query), (names.key, key)):
             if type(projection) is not nn.Linear:
-                raise ReparamError(
+                raise AttentionError(
                     f"{name}: {part} must be a torch.nn.Linear; got {type(projection).__name__}: merge or unload it"
                 )
         content: Any = None
@@ -185,7 +185,7 @@ def collaborative_class(model_class: Any) -> Type[CollaborativeModel]:
     The class may be your own. The constructor of the collaborative form takes a config of :data:`CONFIGS`.
 
     Raises:
-        ReparamError: the config class is not one of :data:`CONFIGS`.
+        AttentionError: the config class is not one of :data:`CONFIGS`.
     """
     if issubclass(model_class, CollaborativeModel):
         return model_class
@@ -194,7 +194,7 @@ def collaborative_class(model_class: Any) -> Type[CollaborativeModel]:
         if issubclass(config_class, base):
             bases = (CollaborativeModel, model_class)
             return _define(f"Collaborative{model_class.__name__}", bases, {"config_class": collaborative_config})
-    raise ReparamError(
+    raise AttentionError(
         f"the config class of {model_class.__name__} must be one of {', '.join(base.__name__ for base in CONFIGS)}; "
         f"got {getattr(config_class, '__name__', None)}"
     )
@@ -222,7 +222,7 @@ def from_pretrained(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:
         kwargs: of ``PreTrainedModel.from_pretrained``, such as ``attn_implementation``, ``dtype`` or ``device_map``.
 
     Raises:
-        ReparamError: a class that transformers does not have, an architecture outside :data:`CONFIGS`, or missing
+        AttentionError: a class that transformers does not have, an architecture outside :data:`CONFIGS`, or missing
             weights.
     """
     location = {name: kwargs[name] for name in _LOCATION if name in kwargs}
@@ -230,7 +230,7 @@ def from_pretrained(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:
     saved = (config.architectures or [""])[0]
     base = getattr(transformers, saved.removeprefix("Collaborative"), None)
     if not isinstance(base, type) or not issubclass(base, PreTrainedModel):
-        raise ReparamError(
+        raise AttentionError(
             f"{name_or_path} must be of a model class of transformers; got {saved or 'no class'}; "
             "load your own classes with collaborative_class(YourClass).from_pretrained"
         )

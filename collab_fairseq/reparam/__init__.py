@@ -3,18 +3,18 @@
 To convert whole models, use :func:`.pipeline.convert_model` (fairseq) and :func:`.huggingface.to_collaborative`.
 """
 
-from collab_fairseq.attention.factors import HeadFactors, ReparamError, ScoreWeights, relative_error, standard_heads
+from collab_fairseq.attention.factors import AttentionError, HeadFactors, ScoreWeights, relative_error, standard_heads
 
 from .calibrate import Calibration, Calibrator
 from .scores import ScoreFit, collaborative_layer, fit_layers, fit_scores, scores_of
 from .solver import Decomposition, decompose
 
 __all__ = [
+    "AttentionError",
     "Calibration",
     "Calibrator",
     "Decomposition",
     "HeadFactors",
-    "ReparamError",
     "ScoreFit",
     "ScoreWeights",
     "collaborative_layer",

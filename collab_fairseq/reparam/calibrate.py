@@ -23,7 +23,7 @@ from typing import NamedTuple, Optional, Tuple
 import torch
 from torch import Tensor
 
-from collab_fairseq.attention.factors import HeadFactors, ReparamError, ScoreWeights
+from collab_fairseq.attention.factors import AttentionError, HeadFactors, ScoreWeights
 from collab_fairseq.attention.masks import combine
 
 
@@ -78,7 +78,7 @@ class Calibrator:
             query_padding_mask: (N, T), boolean (True: ignored).
 
         Raises:
-            ReparamError: unmasked inputs are NaN or infinite.
+            AttentionError: unmasked inputs are NaN or infinite.
             ValueError: masks do not fit (:func:`collab_fairseq.attention.masks.combine`).
         """
         (rows, query_len, _), key_len = query.shape, key.size(1)
@@ -100,7 +100,7 @@ class Calibrator:
         y = key.to(torch.float64).masked_fill(~visible.flatten(1, 2).any(dim=1)[:, :, None], 0.0)
         for name, values in (("query", x), ("key", y)):
             if not bool(torch.isfinite(values).all()):
-                raise ReparamError(f"{name} must be finite where it is not masked; got NaN or infinity")
+                raise AttentionError(f"{name} must be finite where it is not masked; got NaN or infinity")
         scores = additive if self._scores is None else additive + self._scores.logits(x, y)
         new = _moments(x, y, torch.softmax(scores, dim=-1) * visible)
         self._sums = tuple(old + more for old, more in zip(self._sums, new, strict=True)) if self._sums else new
@@ -110,10 +110,10 @@ class Calibrator:
         """The statistics of all batches so far.
 
         Raises:
-            ReparamError: no query position so far.
+            AttentionError: no query position so far.
         """
         if self._queries == 0:
-            raise ReparamError("calibration needs at least one query position that is not masked; got none")
+            raise AttentionError("calibration needs at least one query position that is not masked; got none")
         mean, square, spread = (s / self._queries for s in self._sums)
         weight = spread.trace()
         if not bool(weight > 0):

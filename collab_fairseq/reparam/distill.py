@@ -17,7 +17,7 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 import torch
 
-from collab_fairseq.attention.factors import ReparamError, ScoreWeights
+from collab_fairseq.attention.factors import AttentionError, ScoreWeights
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import TrainedModel, batches, with_state
 
@@ -110,7 +110,7 @@ def distill(
     trained.check_logits("distillation")
     rate = RATE if rate is None else rate
     if steps < 1 or not rate > 0:
-        raise ReparamError(f"distillation needs at least one step and a positive rate; got {steps} and {rate:g}")
+        raise AttentionError(f"distillation needs at least one step and a positive rate; got {steps} and {rate:g}")
     origin = scores_by_layer(trained, list(weights))
     learning = [name for name in weights if weights[name].heads.rank < origin[name].heads.rank]
     if not learning:

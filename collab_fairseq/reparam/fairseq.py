@@ -12,7 +12,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
-from collab_fairseq.attention.factors import ReparamError, ScoreWeights
+from collab_fairseq.attention.factors import AttentionError, ScoreWeights
 from collab_fairseq.modules.fairseq_compat import as_transformer_collab, drop_training_state, model_config
 from collab_fairseq.modules.settings import SITES, parse_sites
 from collab_fairseq.modules.sites import attention_layers, parameter_prefix
@@ -38,7 +38,7 @@ def layer_ids(trained: TrainedModel, sites: str = "_".join(SITES)) -> List[str]:
     wanted = parse_sites(sites, "--sites")
     selected = [layer_id for layer_id in attention_layers(trained.model) if layer_id.split(".")[0] in wanted]
     if not selected:
-        raise ReparamError(f"the model has no attention at {sites!r}")
+        raise AttentionError(f"the model has no attention at {sites!r}")
     return selected
 
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from collab_fairseq.attention.factors import ReparamError, ScoreWeights, relative_error
+from collab_fairseq.attention.factors import AttentionError, ScoreWeights, relative_error
 from collab_fairseq.checkpoints import PathLike, check_finite, file_setting
 from collab_fairseq.huggingface import attention_layers, check_tokens, load_folder, load_tokenizer, score_weights
 from collab_fairseq.huggingface.layers import CollaborativeHeads, names_of
@@ -69,13 +69,13 @@ class Source(NamedTuple):
     def load(cls, folder: PathLike, device: str) -> "Source":
         model = load_folder(folder)
         if model.config.is_encoder_decoder or getattr(model.config, "is_decoder", False):
-            raise ReparamError(
+            raise AttentionError(
                 f"{os.fspath(folder)} must be an encoder or a classifier; got {type(model).__name__}: convert it with "
                 "collab_fairseq.reparam.huggingface.to_collaborative in Python"
             )
         is_classifier = type(model).__name__.endswith("ForSequenceClassification")
         if model.base_model is not model and not is_classifier:  # of masked words, for example
-            raise ReparamError(
+            raise AttentionError(
                 f"{os.fspath(folder)} must be an encoder, such as BertModel, or a classifier of texts, such as "
                 f"BertForSequenceClassification; got {type(model).__name__}"
             )
@@ -299,7 +299,7 @@ def convert_folder(folder: PathLike, output_folder: PathLike, settings: Settings
     folder. The new folder also contains the tokenizer and the other small files of the source.
 
     Raises:
-        ReparamError, UserError: invalid settings, model or text. Nothing is written.
+        AttentionError, UserError: invalid settings, model or text. Nothing is written.
     """
     began = time.perf_counter()
     source = Source.load(folder, settings.device)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from collab_fairseq.attention.factors import ReparamError, ScoreWeights
+from collab_fairseq.attention.factors import AttentionError, ScoreWeights
 from collab_fairseq.huggingface import (
     CollaborativeModel,
     Shape,
@@ -67,7 +67,7 @@ def calibrate(
         layers: names of layers; default: all.
 
     Raises:
-        ReparamError: no batches, batches that are not dictionaries, or a layer that is unknown or was not used.
+        AttentionError: no batches, batches that are not dictionaries, or a layer that is unknown or was not used.
     """
     sources = dict(score_weights(model))
     names = list(sources if layers is None else layers)
@@ -98,7 +98,7 @@ def calibrate(
     try:
         for number, inputs in enumerate(batches):
             if not isinstance(inputs, Mapping):
-                raise ReparamError(f"calibration batch {number} must be a dictionary; got {type(inputs).__name__}")
+                raise AttentionError(f"calibration batch {number} must be a dictionary; got {type(inputs).__name__}")
             batch = {k: value.to(model.device) if isinstance(value, Tensor) else value for k, value in inputs.items()}
             model(**batch)
     finally:
@@ -127,7 +127,7 @@ def to_collaborative(
         options: see :func:`.fit_layers`, such as ``seed``, ``sweeps``, ``progress``.
 
     Raises:
-        ReparamError: the model cannot be converted, a layer is unknown, or see :func:`.fit_layers`.
+        AttentionError: the model cannot be converted, a layer is unknown, or see :func:`.fit_layers`.
     """
     sources = dict(score_weights(model))
     if isinstance(key_dim, Mapping):
@@ -135,7 +135,7 @@ def to_collaborative(
         sources = {name: source for name, source in sources.items() if name in key_dim}
     if isinstance(calibration, Mapping):
         if not all(isinstance(value, Calibration) for value in calibration.values()):
-            raise ReparamError("calibration must be a list of batches or the result of calibrate(); got one batch")
+            raise AttentionError("calibration must be a list of batches or the result of calibrate(); got one batch")
     elif calibration is not None:
         calibration = calibrate(model, calibration, list(sources))
     fits = fit_layers(sources, key_dim, calibration, **options)
@@ -145,7 +145,7 @@ def to_collaborative(
 def _check_layers(names: Iterable[str], sources: Mapping[str, Any]) -> None:
     unknown = [name for name in names if name not in sources]
     if unknown:
-        raise ReparamError(f"layers must be among {', '.join(sources)}; got {', '.join(unknown)}")
+        raise AttentionError(f"layers must be among {', '.join(sources)}; got {', '.join(unknown)}")
 
 
 def with_scores(model: PreTrainedModel, fitted: Mapping[str, ScoreWeights]) -> CollaborativeModel:
@@ -173,7 +173,7 @@ def with_scores(model: PreTrainedModel, fitted: Mapping[str, ScoreWeights]) -> C
     try:
         collaborative.load_state_dict({key: tensor.detach().clone() for key, tensor in state.items()}, assign=True)
     except RuntimeError as error:
-        raise ReparamError(f"the {type(model).__name__} does not match its config: {error}") from error
+        raise AttentionError(f"the {type(model).__name__} does not match its config: {error}") from error
     collaborative.tie_weights()
     collaborative.to(model.device)
     if getattr(model, "generation_config", None) is not None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from collab_fairseq.attention import AttentionLayer, CollaborativeAttention
-from collab_fairseq.attention.factors import HeadFactors, ReparamError, ScoreWeights, relative_error
+from collab_fairseq.attention.factors import AttentionError, HeadFactors, ScoreWeights, relative_error
 
 from .calibrate import Calibration, Weighting
 from .solver import Decomposition, decompose
@@ -62,7 +62,7 @@ def fit_scores(
             width = getattr(heads, name).size(1)
             calibrated_width = getattr(calibration, f"{name}_covariance").size(0)
             if calibrated_width != width:
-                raise ReparamError(f"the calibration's {name} inputs must have width {width}; got {calibrated_width}")
+                raise AttentionError(f"the calibration's {name} inputs must have width {width}; got {calibrated_width}")
         calibration = Calibration(calibration.queries, *(t.to(heads.query.device) for t in calibration[1:]))
         weighting = Weighting.of(calibration)
     decomposition = decompose(weighting.apply(heads) if weighting else heads, key_dim, **options)
@@ -108,17 +108,17 @@ def fit_layers(
         options: see :func:`fit_scores`.
 
     Raises:
-        ReparamError: a layer has no key dimension or calibration.
+        AttentionError: a layer has no key dimension or calibration.
     """
     if not isinstance(key_dims, Mapping):
         key_dims = dict.fromkeys(sources, key_dims)
     for name, key_dim in key_dims.items():
         if not isinstance(key_dim, numbers.Integral):
-            raise ReparamError(f"the key dimension of {name} must be an integer; got {key_dim!r}")
+            raise AttentionError(f"the key dimension of {name} must be an integer; got {key_dim!r}")
     for item, by_name in (("key dimension", key_dims), ("calibration", calibrations)):
         missing = [name for name in sources if by_name is not None and name not in by_name]
         if missing:
-            raise ReparamError(f"every layer needs a {item}; there is none for {', '.join(missing)}")
+            raise AttentionError(f"every layer needs a {item}; there is none for {', '.join(missing)}")
     threads = torch.get_num_threads()
     on_cpu = all(source.heads.query.device.type == "cpu" for source in sources.values())
     pool = ThreadPoolExecutor(threads if on_cpu else 1, initializer=torch.set_num_threads, initargs=(1,))
@@ -147,7 +147,7 @@ def fit_layers(
 def scores_of(layer: AttentionLayer) -> ScoreWeights:
     """The scores of a layer of :mod:`collab_fairseq.attention`."""
     if not isinstance(layer, AttentionLayer):
-        raise ReparamError(f"the layer must be an AttentionLayer of this project; got {type(layer).__name__}")
+        raise AttentionError(f"the layer must be an AttentionLayer of this project; got {type(layer).__name__}")
     return layer.score_weights()
 
 

@@ -26,7 +26,7 @@ from typing import Callable, Dict, List, NamedTuple, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from collab_fairseq.attention.factors import HeadFactors, ReparamError, checked, relative_error
+from collab_fairseq.attention.factors import AttentionError, HeadFactors, checked, relative_error
 
 # extrapolation β: initial value, growth after a successful sweep, maximum, and factor on the maximum after a restart
 _FIRST, _GROWTH, _MOST, _LOWER = 0.3, 1.15, 2.0, 0.8
@@ -136,17 +136,17 @@ def decompose(
         starts: names of :data:`.STARTS`.
 
     Raises:
-        ReparamError: sizes that do not fit, NaN or infinity, or an unknown start.
+        AttentionError: sizes that do not fit, NaN or infinity, or an unknown start.
     """
     checked(source, "source")
     if not 1 <= rank <= source.rank:
-        raise ReparamError(
+        raise AttentionError(
             f"the shared key dimension must be between 1 and {source.rank}, that of the source; got {rank}"
         )
     if not starts or set(starts) - set(STARTS):
-        raise ReparamError(f"starts must be among {', '.join(STARTS)}; got {', '.join(starts) or 'none'}")
+        raise AttentionError(f"starts must be among {', '.join(STARTS)}; got {', '.join(starts) or 'none'}")
     if sweeps < 1:
-        raise ReparamError(f"sweeps must be positive; got {sweeps}")
+        raise AttentionError(f"sweeps must be positive; got {sweeps}")
     began = time.perf_counter()
     with torch.no_grad():
         norm = math.sqrt(max(0.0, source.inner(source)))

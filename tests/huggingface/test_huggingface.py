@@ -14,7 +14,7 @@ from collab_fairseq import huggingface as hf  # noqa: E402
 from collab_fairseq.attention import block_mixing  # noqa: E402
 from collab_fairseq.attention.reference import reference_attention  # noqa: E402
 from collab_fairseq.huggingface import layers  # noqa: E402
-from collab_fairseq.reparam import Calibrator, ReparamError, fit_scores  # noqa: E402
+from collab_fairseq.reparam import AttentionError, Calibrator, fit_scores  # noqa: E402
 from collab_fairseq.reparam.huggingface import calibrate, to_collaborative  # noqa: E402
 from tests.common import FLOAT64, run  # noqa: E402
 from tests.huggingface.cases import BERT, CASES, HEADS, WIDTH, inputs, make, outputs, without_padding  # noqa: E402
@@ -128,7 +128,7 @@ def test_prefix_tuning_is_rejected(case, site):
     assert not torch.equal(logits(model, 1.0), logits(model, 2.0))
     for key_dim, width in ((WIDTH, WIDTH), (8, 8 + HEADS)):  # the smaller key dimension has content scores
         message = f"must have one key of width {width} per position .* got 4 of width 8: prefix tuning is not supported"
-        with pytest.raises(ReparamError, match=message):
+        with pytest.raises(AttentionError, match=message):
             logits(to_collaborative(model, key_dim), 1.0)
 
 
@@ -180,9 +180,9 @@ def test_auto_classes_load_saved_models_and_damage_is_reported(tmp_path):
 
     state = {name: tensor for name, tensor in model.state_dict().items() if not name.endswith("mixing")}
     model.save_pretrained(tmp_path, state_dict=state)
-    with pytest.raises(ReparamError, match=r"missing: bert\.encoder\.layer\.0\.attention\.self\.mixing"):
+    with pytest.raises(AttentionError, match=r"missing: bert\.encoder\.layer\.0\.attention\.self\.mixing"):
         hf.from_pretrained(tmp_path)
-    with pytest.raises(ReparamError, match=r"have key_dim \(int\), .*; got \{'key_dim': 12\}"):
+    with pytest.raises(AttentionError, match=r"have key_dim \(int\), .*; got \{'key_dim': 12\}"):
         type(model)(model.config_class(**BERT, attention_shapes={"encoder.layer.0.attention.self": {"key_dim": 12}}))
     make("bert").save_pretrained(tmp_path / "standard")
     for standard in (hf.from_pretrained(tmp_path / "standard"), hf.from_pretrained(tmp_path, subfolder="standard")):
@@ -230,20 +230,20 @@ def test_rejects_unsuitable_models_layers_calibration_and_attention():
         (nn.Linear(2, 2), "must be a PreTrainedModel of transformers; got Linear"),
         (broken, r"encoder\.layer\.1\.attention\.self: key must be a torch\.nn\.Linear; got Sequential"),
     ):
-        with pytest.raises(ReparamError, match=message):
+        with pytest.raises(AttentionError, match=message):
             to_collaborative(model, 16)
-    with pytest.raises(ReparamError, match=r"config class of RobertaModel must be .*; got RobertaConfig"):
+    with pytest.raises(AttentionError, match=r"config class of RobertaModel must be .*; got RobertaConfig"):
         hf.collaborative_class(transformers.RobertaModel)
     model = make("bert")
-    with pytest.raises(ReparamError, match=r"got bert\.encoder$"):
+    with pytest.raises(AttentionError, match=r"got bert\.encoder$"):
         to_collaborative(model, {"bert.encoder": 16})
-    with pytest.raises(ReparamError, match=r"layers must be among .*; got encoder"):
+    with pytest.raises(AttentionError, match=r"layers must be among .*; got encoder"):
         calibrate(model, [], ["encoder"])
-    with pytest.raises(ReparamError, match=r"calibration must be a list of batches .* got one batch"):
+    with pytest.raises(AttentionError, match=r"calibration must be a list of batches .* got one batch"):
         to_collaborative(model, 16, calibration=inputs("bert"))
     converted = to_collaborative(model, 16)
     converted.config._attn_implementation_internal = "flash_attention_2"
-    with pytest.raises(ReparamError, match="need attn_implementation eager or sdpa; got flash_attention_2"):
+    with pytest.raises(AttentionError, match="need attn_implementation eager or sdpa; got flash_attention_2"):
         outputs(converted, inputs("bert"))
 
 
@@ -311,5 +311,5 @@ def test_key_dimensions_are_integers_of_any_type():
     for name, tensor in expected.state_dict().items():
         assert torch.equal(converted.state_dict()[name], tensor)
     for wrong in (10.0, numpy.float64(10), "10"):
-        with pytest.raises(ReparamError, match="must be an integer; got"):
+        with pytest.raises(AttentionError, match="must be an integer; got"):
             to_collaborative(model, wrong)

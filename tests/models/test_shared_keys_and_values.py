@@ -11,7 +11,7 @@ from collab_fairseq.heads import relevance
 from collab_fairseq.heads.redundancy import read_weights
 from collab_fairseq.heads.removal import remove_heads
 from collab_fairseq.modules.sites import attention_layers
-from collab_fairseq.reparam import ReparamError
+from collab_fairseq.reparam import AttentionError
 from collab_fairseq.translation import load_model, with_state
 from fairseq_modern.errors import UserError
 from tests.heads.cases import convert, relevance_totals
@@ -45,7 +45,7 @@ def test_conversion_at_the_full_key_dimension_keeps_the_function(trained, kind):
 
 
 def test_rejects_conversion_and_analyses_of_heads_that_are_not_separate(trained):
-    with pytest.raises(ReparamError, match="LatentAttention cannot be converted"):
+    with pytest.raises(AttentionError, match="LatentAttention cannot be converted"):
         convert(trained["latent"], 3)
     for kind in SHARED:
         with pytest.raises(UserError, match="heads of A:1 share"):

@@ -12,7 +12,7 @@ from collab_fairseq import checkpoints
 from collab_fairseq.heads.relevance import relevance_by_step
 from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.sites import attention_layers
-from collab_fairseq.reparam import ReparamError, relative_error, scores_of
+from collab_fairseq.reparam import AttentionError, relative_error, scores_of
 from collab_fairseq.reparam.allocation import allocate_ranks, divergences, lower_convex_hull, measure_divergences
 from collab_fairseq.reparam.distill import distill
 from collab_fairseq.reparam.fairseq import converted_state
@@ -160,7 +160,7 @@ def test_distillation_lowers_the_divergence_on_unseen_text(trained, start, sampl
     assert weights["decoder.0"] is start["decoder.0"]  # exact at its full key dimension
     assert [step for step, _ in measurements["curve"]] == [50, 60]
     assert measurements["curve"][-1][1] < measurements["before"]
-    with pytest.raises(ReparamError, match="at least one step"):
+    with pytest.raises(AttentionError, match="at least one step"):
         distill(trained, start, sampled, 0)
     assert distill(trained, {"decoder.0": start["decoder.0"]}, sampled, 1)[1]["curve"] == []
 

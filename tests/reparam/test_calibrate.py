@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from collab_fairseq.attention.reference import reference_attention
-from collab_fairseq.reparam import Calibrator, HeadFactors, ReparamError, ScoreWeights, standard_heads
+from collab_fairseq.reparam import AttentionError, Calibrator, HeadFactors, ScoreWeights, standard_heads
 from collab_fairseq.reparam.calibrate import Weighting
 from tests.attention.cases import E, H, N, S, T, coloured, masks, normal
 
@@ -118,6 +118,6 @@ def test_rejects_infinite_inputs_and_does_not_count_them():
     calibrator = Calibrator()
     inputs = coloured(N, T, E)
     calibrator.update(inputs, inputs)
-    with pytest.raises(ReparamError, match="key must be finite"):
+    with pytest.raises(AttentionError, match="key must be finite"):
         calibrator.update(inputs, inputs * math.inf)
     assert calibrator.result().queries == N * T

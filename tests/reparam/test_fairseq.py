@@ -7,7 +7,7 @@ from collab_fairseq import checkpoints
 from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.records.record import load as load_record
-from collab_fairseq.reparam import Calibrator, ReparamError, relative_error, scores_of
+from collab_fairseq.reparam import AttentionError, Calibrator, relative_error, scores_of
 from collab_fairseq.reparam.fairseq import layer_ids, output_errors, scores_by_layer
 from collab_fairseq.translation import batches, load_model, loss, with_state
 from tests.common import TINY_MODEL, TINY_TRAINING, collab, run
@@ -94,7 +94,7 @@ def test_converts_the_selected_layers_of_standard_and_collaborative_models(train
     key_dims = {layer_id: layer.key_dim for layer_id, layer in attention_layers(smaller.model).items()}
     assert key_dims == {"encoder.0": E, "cross.0": 5, "decoder.0": 8}
     assert 1e-4 < output_errors(half, smaller, "valid", ["cross.0"])["cross.0"] < 0.6
-    with pytest.raises(ReparamError, match=r"between 1 and 5, .* got 6"):
+    with pytest.raises(AttentionError, match=r"between 1 and 5, .* got 6"):
         convert(smaller, {"cross.0": 6})
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from collab_fairseq.reparam import Calibrator, ReparamError, collaborative_layer, fit_layers, fit_scores, scores_of
+from collab_fairseq.reparam import AttentionError, Calibrator, collaborative_layer, fit_layers, fit_scores, scores_of
 from tests.attention.cases import E, N, S, T, build, coloured, reference
 from tests.common import FLOAT64
 
@@ -70,5 +70,5 @@ def test_rejects_bad_sources():
         (lambda: fit_layers({"encoder.3": scores}, 13), "between 1 and 12.*got 13"),
         (lambda: scores_of(torch.nn.Linear(2, 2)), "got Linear"),
     ):
-        with pytest.raises(ReparamError, match=message):
+        with pytest.raises(AttentionError, match=message):
             fit()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from collab_fairseq.attention import block_mixing
-from collab_fairseq.reparam import HeadFactors, ReparamError, decompose, relative_error, standard_heads
+from collab_fairseq.reparam import AttentionError, HeadFactors, decompose, relative_error, standard_heads
 from collab_fairseq.reparam.solver import STARTS, Grams, Iterate, als_sweep
 from tests.attention.cases import normal
 
@@ -154,7 +154,7 @@ def test_rejects_bad_factors_and_options():
         ({}, K + 1, {}, "between 1 and 24.*got 25"),
         ({}, 4, {"starts": ["energy", "svd"]}, "got energy, svd"),
     ):
-        with pytest.raises(ReparamError, match=message):
+        with pytest.raises(AttentionError, match=message):
             decompose(standard()._replace(**factors), rank, **options)
-    with pytest.raises(ReparamError, match=r"5 standard heads must have shape \(5 · dk, Dq\)"):
+    with pytest.raises(AttentionError, match=r"5 standard heads must have shape \(5 · dk, Dq\)"):
         standard_heads(normal(24, 20), normal(24, 20), 5)
