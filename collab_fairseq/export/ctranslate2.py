@@ -56,8 +56,6 @@ def export(
     spec = _specification(source, layers)
     spec.validate()
     spec.optimize(quantization=quantization)
-    with swapped(source.model, layers):
-        parameters = sum(parameter.numel() for parameter in source.model.parameters())
     sides = ((spec.encoder, source.config.encoder), (spec.decoder, source.config.decoder))
     fixed = [stack.position_encodings.encodings for stack, sizes in sides if not sizes.learned_pos]
     # a name stands for equal weights, which are written once
@@ -82,7 +80,7 @@ def export(
     with output_folder(output) as folder:
         spec.save(folder)
         title = f"Translation model for CTranslate2 ({quantization})"
-        written = Written(layers, parameters + positions, positions)
+        written = Written(layers, positions)
         write_companion_files(source, folder, "ctranslate2", title, usage, written)
 
 

@@ -108,7 +108,7 @@ def export(source: Source, layers: Dict[str, Any], output: PathLike) -> None:
             usage += ["", "`AutoTokenizer` cannot load this folder: FSMT's tokenizer does not support SentencePiece."]
             usage += ["", "```python", code, "```"]
         positions = sum(p.numel() for name, p in fsmt.named_parameters() if "embed_positions" in name)
-        written = Written(layers, fsmt.num_parameters(), positions)
+        written = Written(layers, positions)
         write_companion_files(source, folder, "huggingface", "Translation model for transformers", usage, written)
 
 

@@ -32,13 +32,11 @@ class Written(NamedTuple):
 
     Attributes:
         layers: `site.layer` → the attention in place of the model's.
-        parameters: number of parameters, shared ones once; None: those of the model with these layers.
-        positions: number of sinusoidal positions in the file, which the parameters include.
+        positions: number of parameters of sinusoidal positions in the file, which the model computes.
         half: whether the weights are stored in half precision.
     """
 
     layers: Mapping[str, Any] = {}
-    parameters: Optional[int] = None
     positions: int = 0
     half: bool = False
 
@@ -124,9 +122,7 @@ def _record(path: Optional[str]) -> Tuple[str, List[Score], List[str]]:
 def _architecture(source: Source, written: Written) -> List[str]:
     """The size of the exported model and the attention of every site; those of the model if they differ."""
     with swapped(source.model, written.layers):
-        parameters, attention = _parameters(source.model), _attention(source.model)
-    if written.parameters is not None:
-        parameters = written.parameters
+        parameters, attention = _parameters(source.model) + written.positions, _attention(source.model)
     positions = f", of which {written.positions:,} are fixed positions" if written.positions else ""
     lines = [f"- transformer with {parameters:,} parameters{positions}"]
     for side in ("encoder", "decoder"):
