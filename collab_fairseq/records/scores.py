@@ -76,10 +76,11 @@ def interval_cell(
         return DASH
     sides = list(zip(*pairs, strict=True))
     limits, with_sentences = over_runs(*sides, test=test, metric=metric)
-    shown, low, high = (f"{round(number, decimals) + 0.0:{sign}.{decimals}f}" for number in limits)  # no -0.00
-    if len(pairs) > 1:
+    shown = limits.text(decimals, sign)
+    if len(pairs) == 1:
+        shown = shown.partition(" ")[0]
+    else:
         seeds_only.update([] if with_sentences else [metric])
-        shown += f" [{low}, {high}]"
         if base and limits.low * limits.high > 0:
             shown += " *"
     return shown if len(pairs) == len(runs) else f"{shown} (of {len(pairs)})"

@@ -43,6 +43,11 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    def text(self, decimals: int, sign: str = "") -> str:
+        """`mean [low, high]`; with the sign "+", positive numbers have one."""
+        mean, low, high = (f"{round(number, decimals) + 0.0:{sign}.{decimals}f}" for number in self)  # no -0.00
+        return f"{mean} [{low}, {high}]"
+
 
 def jackknife(sums: numpy.ndarray, score: Score) -> numpy.ndarray:
     """Contributions of S sentences to the corpus score, from their statistics: (S, K) → (S).

@@ -162,8 +162,8 @@ def contrast(values: Values, margin: float = 0.25) -> ndarray:
     return numpy.asarray(values["C"] - (1 - margin) * values["F"] - margin * values["S"])
 
 
-def fieller(numerators: ndarray, denominators: ndarray, level: float = 0.95) -> Interval:
-    """Ratio of two means over the same seeds, with Fieller's interval.
+def fieller(numerators: ndarray, denominators: ndarray) -> Interval:
+    """Ratio of two means over the same seeds, with Fieller's 95 % interval.
 
     E. C. Fieller (1954), "Some problems in interval estimation", JRSS B 16(2). For means a and b with covariance matrix
     V, the limits r solve (a − r b)² = t² (V_aa − 2 r V_ab + r² V_bb). They are infinite if b is not distinguishable
@@ -171,7 +171,7 @@ def fieller(numerators: ndarray, denominators: ndarray, level: float = 0.95) -> 
     """
     n, a, b = len(numerators), numerators.mean(), denominators.mean()
     (v_aa, v_ab), (_, v_bb) = numpy.cov(numerators, denominators) / n
-    t2 = stats.t.ppf((1 + level) / 2, n - 1) ** 2
+    t2 = stats.t.ppf(0.975, n - 1) ** 2
     squared, linear, constant = b * b - t2 * v_bb, a * b - t2 * v_ab, a * a - t2 * v_aa
     if squared <= 0:
         return Interval(a / b, -math.inf, math.inf)
@@ -196,16 +196,14 @@ def shown(values: ndarray, decimals: int = 4, level: float = 0.95) -> str:
     """Mean and t-interval over the seeds; a dash for a single seed."""
     if len(values) < 2:
         return "–"
-    mean, low, high = (f"{number:+.{decimals}f}" for number in interval(values.tolist(), level=level))
-    return f"{mean} [{low}, {high}]"
+    return interval(values.tolist(), level=level).text(decimals, "+")
 
 
 def recovered(values: Values) -> str:
     """(S − C)/(S − F), the share of the cost that collaborative heads recover; a dash for a single seed."""
     if len(values["S"]) < 2:
         return "–"
-    share = fieller(difference(values, "S", "C"), difference(values, "S", "F"))
-    return f"{share.mean:.2f} [{share.low:.2f}, {share.high:.2f}]"
+    return fieller(difference(values, "S", "C"), difference(values, "S", "F")).text(2)
 
 
 def each(values: ndarray, decimals: int = 3) -> str:
@@ -399,7 +397,7 @@ def masked(found: Rows, args: argparse.Namespace) -> str:
     g = fieller(no_sharing, gain)
     lines = [
         f"S − B: {shown(no_sharing)}; B − C: {shown(difference(values, 'B', 'C'))}.",
-        f"g = (S − B)/(S − C) = {g.mean:.2f} [{g.low:.2f}, {g.high:.2f}].",
+        f"g = (S − B)/(S − C) = {g.text(2)}.",
     ]
     return "\n\n".join([losses_table(values, seeds_of(rows)), *lines])
 
