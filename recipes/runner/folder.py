@@ -3,12 +3,10 @@
 import contextlib
 import hashlib
 import logging
-import os
-import shlex
 import tempfile
 import zlib
 from pathlib import Path
-from typing import Any, Dict, Iterator, Tuple, Union
+from typing import Any, Dict, Iterator, Union
 
 import yaml
 from omegaconf import OmegaConf
@@ -21,17 +19,6 @@ from .settings import DECODING_SECTIONS
 
 logger = logging.getLogger("recipe")
 
-#: names in the folder of a run
-FILES: Tuple[str, ...] = (
-    "settings.yaml",
-    "verified.json",
-    "train*.log",
-    "train*.jsonl",
-    "*.generate.log",
-    "*.scores.json",
-)
-FILES += ("record*.json", "averaged*.pt", "messages.txt", ".run.lock")
-FOLDERS = ("checkpoints", "hypotheses", "model")
 #: files of a run that belong to its settings
 RESULTS = ("checkpoints/*.pt", "averaged*.pt", "*.generate.log", "record*.json")
 
@@ -58,22 +45,6 @@ def check_output(folder: Path) -> None:
         raise UserError(f"--output must be a writable folder; got {folder} ({error.strerror})") from error
 
 
-def check_files(folder: Path) -> None:
-    """Check that the files of a run, if they exist, can be read and written, and that its folders are folders.
-
-    Raises:
-        UserError: names the first wrong one and the command that moves it away. Results are then made again.
-    """
-    for path in sorted(folder.glob("*")):
-        is_folder = path.name in FOLDERS
-        is_file = any(map(path.match, FILES))
-        usable = (path.is_dir() if is_folder else path.is_file()) and os.access(path, os.R_OK | os.W_OK)
-        if (is_file or is_folder) and not usable:
-            kind = "folder" if is_folder else "file"
-            moved = f"mv {shlex.quote(str(path))} {shlex.quote(f'{path}.damaged')}"
-            raise UserError(f"{path} must be a readable and writable {kind}; run: {moved} and then the same command")
-
-
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Lock a folder against other runs, and remove temporary files of killed ones.
@@ -83,7 +54,6 @@ def locked(folder: Path) -> Iterator[None]:
     """
     check_output(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    check_files(folder)
     try:
         lock = acquire_lock(str(folder / ".run.lock"), lambda: logger.info("waiting for another run in %s", folder))
     except TimeoutError as error:

@@ -20,7 +20,7 @@ from fairseq_modern.errors import UserError
 from fairseq_modern.files import CHECKSUMS
 
 from .evaluation import blind_source, blind_translations, recorded_scores
-from .folder import check_files, check_output, check_settings, fingerprint, kept_settings
+from .folder import check_output, check_settings, fingerprint, kept_settings
 from .launch import STOPPED, forward_signals, gpu_shares, run_logged, send, start
 from .machine import Machine, find_gpus
 from .programs import collab
@@ -118,9 +118,8 @@ def check_existing(folder: Path, settings: Dict[str, Any], data: Path) -> None:
         data: the prepared corpus; not checked if it is not on this machine.
 
     Raises:
-        UserError: the run has different settings, or damaged files.
+        UserError: the run has different settings, or a damaged record.
     """
-    check_files(folder)
     recorded_scores(folder / "record.json")
     if (folder / "settings.yaml").is_file():
         existing = kept_settings(folder)
