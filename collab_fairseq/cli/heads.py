@@ -19,7 +19,6 @@ from typing import Optional
 
 from collab_fairseq.files import check_writable
 from collab_fairseq.records.drawing import add_figure_flags, figure_file
-from fairseq_modern.errors import UserError
 
 from .options import add_command, add_machine, add_sites, check_new, checkpoint, pair, positive
 
@@ -216,8 +215,6 @@ def run(args: argparse.Namespace) -> int:
     args.checkpoint = args.checkpoints if several else args.checkpoints[0]
     output = getattr(args, "output", None)
     if output:
-        if output.endswith(".json"):
-            raise UserError(f"--output must be a checkpoint; got {output}; the record is written to --json")
         check_new(output)
     from . import heads_analyses  # imports torch and fairseq
 

@@ -39,8 +39,6 @@ def redundancy(args: argparse.Namespace) -> None:
 
 
 def importance(args: argparse.Namespace) -> None:
-    if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise UserError("importance must run in one process, without torchrun")
     compute: Callable[[], Dict[str, Any]]
     if _is_huggingface(args):
         loaded = _load_huggingface(args)

@@ -45,7 +45,6 @@ def test_rejects_unwritable_output_first(command, tmp_path, monkeypatch):
         ("heads ablate x", "--reference SPLIT=FILE is needed"),
         ("heads importance x --label y", "--label needs a Hugging Face model folder; x is not a folder"),
         ("heads importance x --device gpu", "must be auto, cpu, cuda or cuda:N; got 'gpu'"),
-        ("heads gates x --output y.json", "--output must be a checkpoint; got y.json; the record is written to --json"),
         ("heads prune x --output y", "--remove and --output go together"),
         ("heads prune x --remove 4 --output y --beam 2", "--beam applies to measurements and not to --remove"),
         ("table x --x wall_time", "--x needs --figure"),
