@@ -34,8 +34,6 @@ class CTranslate2Engine:
         if not os.path.isfile(os.path.join(self._folder, "model.bin")):  # reading a device would never end
             raise UserError(f"{self._folder} has no file model.bin")
         kind, _, index = device.partition(":")
-        if kind not in ("cpu", "cuda", "auto") or not (index or "0").isdecimal():
-            raise UserError(f"device must be auto, cpu, cuda or cuda:N; got {device}")
         options = {"device_index": int(index or 0), "compute_type": precision, "intra_threads": threads or 0}
         self._translator = self._call(require("ctranslate2").Translator, self._folder, device=kind, **options)
 

@@ -30,11 +30,6 @@ class TorchEngine:
             torch.set_num_threads(threads)
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        try:
-            torch.empty(0, device=device)
-        except (RuntimeError, AssertionError) as error:  # AssertionError: torch is built for CPUs only
-            reason = str(error).splitlines()[0]
-            raise UserError(f"device must be one that torch can use; got {device} ({reason})") from error
         self.trained = load_model(os.path.join(os.fspath(folder), MODEL), folder, device=device)
         self.trained.model.to(PRECISIONS[precision])
         for layer in self.trained.model.decoder.layers:  # type: ignore[union-attr]

@@ -2,7 +2,6 @@
 
 import importlib
 import itertools
-import math
 import re
 import sys
 from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Protocol, Sequence, Tuple
@@ -143,23 +142,13 @@ class Translator:
             done += len(chunk)
 
     def _settings(self, options: Dict[str, object]) -> Search:
-        """Checked settings, with translations limited to the positions of the decoder.
-
-        Raises:
-            UserError: unknown names, or invalid values.
-        """
-        unknown = options.keys() - set(Search._fields)
-        if unknown:
-            known = ", ".join(Search._fields)
-            raise UserError(f"search settings must be {known}; got {', '.join(sorted(unknown))}")
+        """The settings, with translations limited to the positions of the decoder. UserError: they are invalid."""
         search = Search(**options)  # type: ignore[arg-type]
         if search.beam < 1 or search.max_length < 1 or not 1 <= search.nbest <= search.beam:
             raise UserError(
                 "beam and max_length must be at least 1, and nbest between 1 and beam; "
                 f"got {search.beam}, {search.max_length} and {search.nbest}"
             )
-        if not math.isfinite(search.lenpen):
-            raise UserError(f"lenpen must be finite; got {search.lenpen}")
         longest = self.card.longest_target
         return search if longest is None else search._replace(max_length=min(search.max_length, longest - 1))
 
@@ -188,8 +177,6 @@ class Translator:
 
 def open_folder(folder: PathLike, device: str, precision: str, threads: Optional[int] = None) -> Translator:
     """See :func:`collab_fairseq.load`. Imports only the folder's engine, so that CTranslate2 works without torch."""
-    if threads is not None and threads < 1:
-        raise UserError(f"threads must be at least 1; got {threads}")
     card = read_card(folder)
     if card.engine not in _ENGINES:
         raise UserError(f"{folder} must be a folder for {' or '.join(_ENGINES)}; got one for {card.engine}")

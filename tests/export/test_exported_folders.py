@@ -114,12 +114,6 @@ def test_rejects_damaged_ctranslate2_folder_without_checksums(name, folders, tmp
     check_rejected(folder, match)
 
 
-@pytest.mark.parametrize("device", ["gpu", "cuda:x"])
-def test_rejects_unknown_device_of_ctranslate2(device, folders):
-    with pytest.raises(UserError, match=f"^device must be auto, cpu, cuda or cuda:N; got {device}$"):
-        collab_fairseq.load(folders / "ctranslate2", device=device)
-
-
 def test_export_removes_folders_of_killed_exports(tmp_path):
     (tmp_path / f"other.{16 * 'a'}.tmp").mkdir()
 
