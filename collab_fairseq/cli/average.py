@@ -11,7 +11,6 @@ output is written atomically.
 """
 
 import argparse
-import os
 import sys
 
 from fairseq_modern.errors import UserError
@@ -43,11 +42,6 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(
             "--inputs must be a single folder with --num-epoch-checkpoints or --num-update-checkpoints; "
             f"got {len(args.inputs)} paths"
-        )
-    if not number and os.path.isdir(args.inputs[0]):
-        raise UserError(
-            f"--inputs must be checkpoints; got the folder {args.inputs[0]}: give the number of its checkpoints with "
-            "--num-epoch-checkpoints or --num-update-checkpoints"
         )
     check_new(args.output)
     from collab_fairseq import checkpoints

@@ -73,8 +73,6 @@ def run(args: argparse.Namespace) -> int:
     from collab_fairseq.scoring.evaluation import evaluate
     from collab_fairseq.scoring.generate_log import read_translations
 
-    if (args.comet is None) != (args.source is None):
-        raise UserError("--comet and --source must be given together")
     tokenised = {"auto": None, "yes": True, "no": False}[args.tokenized]
     options = {"target_lang": args.target_lang, "tokenised": tokenised, "source": args.source, "comet": args.comet}
     result = evaluate(args.logs, args.reference, **options)

@@ -42,7 +42,7 @@ def test_average_of_fairseqs_checkpoints_translates_and_continues_training(tiny_
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--inputs TRAINED", "the number of its checkpoints"),
+        ("--inputs TRAINED", "must be a checkpoint file; got a folder"),
         ("--inputs TRAINED TRAINED --num-epoch-checkpoints 1", "--inputs must be a single folder"),
         ("--inputs whole.pt --output out.pt", "out.pt already exists"),
         ("--inputs whole.pt cut.pt", "cut.pt was not loaded"),

@@ -72,7 +72,7 @@ def test_log_and_plain_text_have_equal_scores_and_are_compared(tmp_path):
     ("arguments", "message"),
     [
         ("plain.txt other.txt --reference test.de", "plain text must be in one file"),
-        ("plain.txt --reference test.de --comet x", "--comet and --source must be given together"),
+        ("plain.txt --reference test.de --comet x", "COMET needs the raw --reference and --source"),
         ("plain.txt --reference test.de --comet x --source short.de", "or it belongs to a different test set"),
         ("plain.txt --reference test.de --comet x --source test.de", "pip install unbabel-comet, in a separate"),
         ("tokens --target-lang de --comet x --source test.de", "COMET needs the raw --reference"),
