@@ -14,8 +14,8 @@ Parts, with null for numbers that were not measured:
 
     parameters     of the model; shared ones count once
     training       {updates, wall_seconds, train_seconds, words_per_second, peak_memory_bytes, peak_gpu_bytes,
-                   parts: [{precision, train_seconds, wall_seconds, peak_memory_bytes, exit_status}]}; a resumed run
-                   has several parts, whose seconds are added up. train_seconds excludes the import of packages
+                   parts: [{precision, train_seconds, wall_seconds, peak_memory_bytes, exit_status}]}; one part
+                   for each start of the run, whose seconds are added up. train_seconds excludes the import of packages
     curves         {train, valid or another subset: [{updates, loss, …}]}
     scores         {test set: output of `collab score --json`, see `scoring.evaluation.Evaluation`}
     losses         {validation or test set: {loss, nll_loss, tokens, sentences}}, of the checkpoint in float32: means
@@ -55,7 +55,7 @@ def config_of(state: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def read_usage(usage: Path) -> List[Dict[str, Any]]:
-    """The measurements of each part of a run: at least one part, without measurements if they are lost.
+    """The measurements of each part of a run, from one start to the next: at least one, empty if they are lost.
 
     Args:
         usage: JSON lines of the runner, see `make_record`.
@@ -103,8 +103,8 @@ def make_record(
         command: repeats the run.
         checkpoint: loaded checkpoint whose translations were scored.
         train_log: output of `fairseq-train --log-format json`. Without it, the record has no curves.
-        usage: JSON lines of the runner: {log_from, hardware} at the start of a part, then its measurements and log_to.
-            The parts begin and end at these bytes of the log.
+        usage: JSON lines of the runner: {log_from, hardware} at each start, then the measurements and log_to. The
+            parts of the run begin and end at these bytes of the log.
         data_checksums: output of sha256sum for the prepared corpus.
         scores: test set → output of `collab score --json`.
         losses: validation or test set → its entry in the part `losses`.

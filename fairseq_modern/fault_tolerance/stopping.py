@@ -91,7 +91,7 @@ def patch_trainer(module: ModuleType) -> None:
             return original(self, logging_outputs, *sums, ignore=ignore)
         outputs, totals = original(self, logging_outputs, *sums, float(bool(_requests)), ignore=ignore)
         *totals, requests = totals
-        # in training, fairseq reads the totals immediately, so that this adds no synchronization with a GPU
+        # in training, fairseq reads the totals immediately, so that this adds no synchronisation with a GPU
         self.stop_requests = bool(requests > 0) if torch.is_grad_enabled() else requests
         return outputs, totals
 

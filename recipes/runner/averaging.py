@@ -101,7 +101,7 @@ def remedy(run: RecipeRun, average: Average) -> str:
     files = sorted(run.checkpoints.glob("checkpoint*.pt"))
     useless = [str(file) for file in files if not is_usable(file, before=min(lost))]
     remove = f"{shlex.join(['rm', *useless])} and then " if useless else ""
-    return f"; to train this part again, run: {remove}run.sh with the same options"
+    return f"; to train this stage again, run: {remove}run.sh with the same options"
 
 
 def is_usable(file: Path, before: float = math.inf) -> bool:

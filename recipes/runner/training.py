@@ -59,14 +59,14 @@ def train_stage(run: RecipeRun, average: Average, step: str, others: Connections
     else:
         resuming = f": resuming from {os.path.basename(latest.path)}" if latest else ""
         logger.info("%s%s", step, resuming)
-        # auto is fp16 or bf16, depending on the GPUs: the record lists the precision of each part
+        # auto is fp16 or bf16, depending on the GPUs: the record lists the precision after each start
         device = "cpu" if run.machine.device == "cpu" else "gpu"  # in records
         machine = {**environment.hardware(), "threads": run.machine.threads, "device": device}
         about = {"precision": run.machine.precision, "hardware": machine}
         others.start(run.end(average), latest is not None, node_identity(run))
         if run_logged(command(run, average, latest is not None), log, usage, about, check=others.check):
             raise UserError(f"training failed, see {log}; correct the cause, then resume with the same command")
-    if average.stage:  # the record of a stage describes its own part of the training run
+    if average.stage:  # the record of a stage describes the run until its end
         for file in filter(Path.exists, (log, usage)):
             shutil.copy(file, run.output / file.name.replace("train", f"train{average.stage_suffix}", 1))
 

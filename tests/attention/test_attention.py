@@ -94,7 +94,7 @@ class Doubled(torch.nn.Linear):
 
 
 class Doubling(torch.Tensor):
-    """As the weights of quantization: only ``linear`` itself knows what they mean."""
+    """As the weights of quantisation: only ``linear`` itself knows what they mean."""
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):

@@ -244,7 +244,7 @@ CRITERION = {"_name": "label_smoothed_cross_entropy", "label_smoothing": 0.2, "s
 
 
 @pytest.mark.parametrize(
-    ("own", "stock"),
+    ("own", "of_fairseq"),
     [
         ({**CRITERION, "_name": "label_smoothed_cross_entropy_chunked"}, CRITERION),
         ({**CRITERION, "_name": "label_smoothed_cross_entropy_with_gates", "gate_penalty": 0.5}, CRITERION),
@@ -252,12 +252,12 @@ CRITERION = {"_name": "label_smoothed_cross_entropy", "label_smoothing": 0.2, "s
     ],
     ids=lambda criterion: criterion["_name"],
 )
-def test_fairseq_can_build_the_loss_of_an_export_without_this_project(models, tmp_path, own, stock):
+def test_fairseq_can_build_the_loss_of_an_export_without_this_project(models, tmp_path, own, of_fairseq):
     state = checkpoints.load(models.checkpoint("collaborative"))
     state["cfg"]["criterion"] = own
     checkpoints.save(state, tmp_path / "own.pt")
     source = read_source(tmp_path / "own.pt")
-    for target, expected in (("fairseq", stock), ("folder", own)):
+    for target, expected in (("fairseq", of_fairseq), ("folder", own)):
         write(source, target, tmp_path / target)
         exported = checkpoints.load(tmp_path / target / "model.pt")["cfg"]["criterion"]
         assert {name: exported[name] for name in own if name in exported} == expected

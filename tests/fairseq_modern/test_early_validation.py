@@ -109,21 +109,21 @@ def reported(checkpoint):
 def test_results_are_the_same(train, tmp_path, settings):
     """Even in a run that is resumed within an epoch."""
     settings = {"dropout": 0.3, "max_update": 4, "save_interval_updates": 2, **settings}
-    for name, is_patched in (("stock", False), ("patched", True), ("resumed", True)):
+    for name, is_patched in (("unpatched", False), ("patched", True), ("resumed", True)):
         if name == "resumed":
             (tmp_path / name).mkdir()
             shutil.copy(tmp_path / "patched/checkpoint_1_2.pt", tmp_path / name / "checkpoint_last.pt")
         updates, error = train(is_patched, save_dir=tmp_path / name, **settings)
         assert (updates, error) == (2 if name == "resumed" else 4, None)
-    stock, *others = (
+    unpatched, *others = (
         torch.load(tmp_path / name / "checkpoint_last.pt", weights_only=False)
-        for name in ("stock", "patched", "resumed")
+        for name in ("unpatched", "patched", "resumed")
     )
     for other in others:
-        assert same_training(stock, other)
+        assert same_training(unpatched, other)
         for key in ("val_loss", "best", "train_iterator"):
-            assert stock["extra_state"].get(key) == other["extra_state"].get(key)
-        assert reported(stock) == reported(other)
+            assert unpatched["extra_state"].get(key) == other["extra_state"].get(key)
+        assert reported(unpatched) == reported(other)
 
 
 class RandomTrainer:

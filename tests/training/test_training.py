@@ -35,11 +35,11 @@ def test_flags_and_hydra_train_the_same_model(tiny_data, tmp_path):
 
 
 def test_finetuning_starts_from_fairseqs_transformer(tiny_data, tmp_path):
-    small, stock = {**SMALL, "max_update": 1}, tmp_path / "stock" / "checkpoint_last.pt"
-    run(*train_command(tiny_data, stock.parent, arch="transformer", **small))
-    tuned = {"finetune_from_model": stock, "collaborative_heads": "none", "lr": 1e-30}
+    small, baseline = {**SMALL, "max_update": 1}, tmp_path / "baseline" / "checkpoint_last.pt"
+    run(*train_command(tiny_data, baseline.parent, arch="transformer", **small))
+    tuned = {"finetune_from_model": baseline, "collaborative_heads": "none", "lr": 1e-30}
     run(*train_command(tiny_data, tmp_path / "tuned", **{**small, **tuned}))
-    states = [checkpoints.load(file) for file in (stock, tmp_path / "tuned" / "checkpoint_last.pt")]
+    states = [checkpoints.load(file) for file in (baseline, tmp_path / "tuned" / "checkpoint_last.pt")]
     assert same_model(*(state["model"] for state in states))
 
 
