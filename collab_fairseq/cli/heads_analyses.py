@@ -50,7 +50,7 @@ def importance(args: argparse.Namespace) -> None:
         settings = {**text_setting(trained, args.split, args.sentences), "form": args.form}
         record = _record(args, "importance", settings, trained.device)
         tokens = args.form == "token"
-        compute = partial(head_importance.importance, trained, args.split, tokens=tokens, **_text_options(args))
+        compute = partial(head_importance.importance, trained, args.split, tokens=tokens, **_batching(args))
         available = len(dataset(trained, args.split))
     result = record.part("importance", compute)
     _show(args, head_importance.report(result, available), partial(head_importance.draw, result))
@@ -166,7 +166,7 @@ def _orders(args: argparse.Namespace, ranks: Dict[str, float]) -> Dict[str, List
 
 def _importance(args: argparse.Namespace, trained: TrainedModel) -> Dict[str, float]:
     """Head → importance: read from --importance, or computed on --split."""
-    return _ranks(args, lambda: head_importance.importance(trained, args.split, **_text_options(args)))
+    return _ranks(args, lambda: head_importance.importance(trained, args.split, **_batching(args)))
 
 
 def _ranks(args: argparse.Namespace, compute: Callable[[], Dict[str, Any]]) -> Dict[str, float]:
@@ -224,7 +224,7 @@ def roles(args: argparse.Namespace) -> None:
         settings["parses"] = checkpoints.file_setting(args.parses)
     record = _record(args, "roles", settings, trained.device)
     options = {"parses": args.parses, "relevance_sentences": args.relevance_sentences}
-    head_roles.measure(trained, args.split, record, **options, **_text_options(args))
+    head_roles.measure(trained, args.split, record, **options, **_batching(args))
     _show(args, head_roles.report(record.parts, ranks), partial(head_roles.draw, record.parts))
 
 
@@ -266,11 +266,11 @@ def _load_huggingface(args: argparse.Namespace) -> huggingface.Loaded:
 def _tests(args: argparse.Namespace) -> List[TestSet]:
     if not args.reference:
         raise UserError("--reference SPLIT=FILE is needed, such as test=test.de: a test split and its raw references")
-    search = {"beam": args.beam, "lenpen": args.lenpen, **_text_options(args)}
+    search = {"beam": args.beam, "lenpen": args.lenpen, **_batching(args)}
     return [TestSet(split, file, search) for split, file in references(args.reference).items()]
 
 
-def _text_options(args: argparse.Namespace) -> Dict[str, Any]:
+def _batching(args: argparse.Namespace) -> Dict[str, Any]:
     return {"max_tokens": args.max_tokens, "sentences": args.sentences}
 
 

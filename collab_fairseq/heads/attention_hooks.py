@@ -137,7 +137,7 @@ def argmax_keys(maps: AttentionMaps) -> Tuple[Tensor, Tensor, Tensor]:
     Returns:
         weights (n, H), keys (n, H), and positions (n, 2): sentence and time step of each query.
     """
-    not_words = ~maps.keys[:, None, None, :].expand_as(maps.weights)
+    not_words = ~maps.keys[:, None, None, :].expand_as(maps.weights)  # (N, S) → (N, H, T, S)
     largest, keys = maps.weights.masked_fill(not_words, -1.0).max(dim=-1)
     # the first query of a decoder attends to </s> only
     sees_words = maps.weights.masked_fill(not_words, 0.0).sum(dim=(1, 3)) > 0

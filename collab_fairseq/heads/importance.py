@@ -50,9 +50,9 @@ class Batch(NamedTuple):
     target_tokens: int
 
 
-def importance(trained: TrainedModel, split: str, *, tokens: bool = False, **text: Any) -> Dict[str, Any]:
-    """:func:`measure` on a split; ``text``: options of :func:`collab_fairseq.translation.batches`."""
-    samples = batches(trained, split, **text)
+def importance(trained: TrainedModel, split: str, *, tokens: bool = False, **batching: Any) -> Dict[str, Any]:
+    """:func:`measure` on a split; ``batching``: options of :func:`collab_fairseq.translation.batches`."""
+    samples = batches(trained, split, **batching)
     text_batches = (batch_of(trained, sample) for sample in samples)
     return measure(trained.model, attention_layers(trained.model), text_batches, tokens=tokens)
 
@@ -80,7 +80,7 @@ def measure(model: nn.Module, layers: Layers, text: Iterable[Batch], *, tokens: 
     sizes = {"sentences": 0, "source_tokens": 0, "target_tokens": 0}
     for batch in text:
         for layer_id, gradient in gradients(model, layers, batch, tokens=tokens).items():
-            total = gradient.abs().flatten(0, -2).sum(0).double().cpu()
+            total = gradient.abs().flatten(0, -2).sum(0).double().cpu()  # (…, H) → (H)
             sums[layer_id] = sums.get(layer_id, 0.0) + total
         sizes["sentences"] += batch.source[0]
         sizes["source_tokens"] += batch.source_tokens

@@ -106,11 +106,11 @@ def relevance_by_step(trained: TrainedModel, sample: Any) -> Iterator[Dict[str, 
             yield dict(zip(multipliers, gradients, strict=True))
 
 
-def relevance(trained: TrainedModel, split: str, **text: Any) -> Dict[str, Any]:
+def relevance(trained: TrainedModel, split: str, **batching: Any) -> Dict[str, Any]:
     """Mean relevance of the encoder heads, by one backward pass per target position.
 
     Args:
-        text: options of :func:`collab_fairseq.translation.batches`.
+        batching: options of :func:`collab_fairseq.translation.batches`.
 
     Returns:
         ``heads``: head → mean share of the relevance of its layer; ``steps``: number of generation steps.
@@ -118,7 +118,7 @@ def relevance(trained: TrainedModel, split: str, **text: Any) -> Dict[str, Any]:
     sums: Dict[str, Tensor] = {}
     total_steps = sentences = 0
     pad = trained.task.target_dictionary.pad()
-    for sample in batches(trained, split, **text):
+    for sample in batches(trained, split, **batching):
         not_padding = sample["target"].ne(pad)
         for step, heads in enumerate(relevance_by_step(trained, sample)):
             keep = not_padding[:, step]

@@ -88,16 +88,16 @@ class _Counts:
         return numbers
 
 
-def roles(trained: TrainedModel, split: str, **text: Any) -> Dict[str, Dict[str, Any]]:
+def roles(trained: TrainedModel, split: str, **batching: Any) -> Dict[str, Dict[str, Any]]:
     """Head → ``confidence``; ``offset`` and its share ``positional`` (encoder and decoder); ``rare`` (encoder).
 
     Args:
-        text: options of :func:`collab_fairseq.translation.batches`.
+        batching: options of :func:`collab_fairseq.translation.batches`.
     """
     ranks = frequency_ranks(trained)
     layers = attention_layers(trained.model)
     counts = {layer_id: _Counts(layer.num_heads, layer_id.split(".")[0]) for layer_id, layer in layers.items()}
-    for sample in batches(trained, split, **text):
+    for sample in batches(trained, split, **batching):
         for layer_id, maps in attention(trained, sample).items():
             counts[layer_id].add(maps, ranks)
     results = {}
@@ -147,8 +147,8 @@ def measure(
     if parses:
         record.part("syntax", lambda: syntax(trained, split, read_conllu(parses)[:sentences], max_tokens=max_tokens))
     if relevance_sentences:
-        options: Dict[str, Any] = {"sentences": relevance_sentences, "max_tokens": min(1000, max_tokens)}
-        record.part("relevance", lambda: relevance(trained, split, **options))
+        batching: Dict[str, Any] = {"sentences": relevance_sentences, "max_tokens": min(1000, max_tokens)}
+        record.part("relevance", lambda: relevance(trained, split, **batching))
 
 
 def by_head(parts: Mapping[str, Any]) -> Dict[str, Dict[str, Any]]:

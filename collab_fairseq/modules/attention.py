@@ -125,7 +125,7 @@ class IncrementalAttention(FairseqIncrementalState):
             values = keys if value is key else value.transpose(0, 1)
             queries, entry = self._project(queries, keys, values)  # queries: (R, T, key_dim)
             if cache is None:
-                cache = Cache(entry, key_padding_mask, query.size(1) // max(1, key.size(1)))
+                cache = Cache(entry, key_padding_mask, query.size(1) // max(1, key.size(1)))  # B = R / N
                 if self.cross and incremental_state is not None:
                     cache = self._for_every_step(cache)
             else:
@@ -151,7 +151,7 @@ class IncrementalAttention(FairseqIncrementalState):
     def _for_every_step(self, source: Cache) -> Cache:
         """Do once what every decoding step would repeat: store keys and values contiguously, combine the mask."""
         key, value, content = source.entry  # value: (N, G, S, dv)
-        shape = (value.size(0), self.num_heads, 1, value.size(2))
+        shape = (value.size(0), self.num_heads, 1, value.size(2))  # (N, H, 1, S): of one step's logits
         mask = combine(source.padding, None, False, shape, like=value)
         return Cache(KeyValue(key.contiguous(), value.contiguous(), content), None, source.beams, mask)
 

@@ -43,7 +43,7 @@ def parse_budget(text: str) -> float:
 
 @torch.no_grad()
 def divergences(
-    trained: TrainedModel, variants: Mapping[Any, Mapping[str, torch.nn.Module]], split: str, **text: Any
+    trained: TrainedModel, variants: Mapping[Any, Mapping[str, torch.nn.Module]], split: str, **batching: Any
 ) -> Dict[Any, float]:
     """KL(p ‖ p') of each variant's predictions p' from the model's predictions p, in bits per target token.
 
@@ -51,7 +51,7 @@ def divergences(
 
     Args:
         variants: name of the variant → ``site.layer`` → replacement of that layer.
-        split, text: see :func:`collab_fairseq.translation.batches`.
+        split, batching: see :func:`collab_fairseq.translation.batches`.
 
     Raises:
         UserError: the model has an adaptive softmax.
@@ -67,7 +67,7 @@ def divergences(
         # without padding: (N, T, V) → (tokens, V)
         return torch.log_softmax(logits[sample["target"].ne(pad)].float(), dim=-1)
 
-    for sample in batches(trained, split, **text):
+    for sample in batches(trained, split, **batching):
         source = {name: sample["net_input"][name] for name in ("src_tokens", "src_lengths")}
         encoded = model.encoder(**source)
         expected = predict(sample, encoded)
@@ -75,6 +75,7 @@ def divergences(
             with swapped(model, layers):
                 changed = any(layer_id.startswith("encoder") for layer_id in layers)
                 predicted = predict(sample, model.encoder(**source) if changed else encoded)
+            # (tokens, V) → summed over both
             totals[name] += float((expected.exp() * (expected - predicted)).sum(dtype=torch.float64))
         tokens += len(expected)
     return {name: total / tokens / math.log(2) for name, total in totals.items()}
@@ -123,12 +124,12 @@ def by_rank(
     """
     ranks = {layer_id: scores.heads.rank for layer_id, scores in origin.items()}
     measured: Dict[str, DivergenceByRank] = {layer_id: {rank: 0.0} for layer_id, rank in ranks.items()}
-    for number, part in enumerate(sorted(grid)):
-        key_dims = {layer_id: max(1, round(part * rank)) for layer_id, rank in ranks.items()}
+    for number, share in enumerate(sorted(grid)):
+        key_dims = {layer_id: max(1, round(share * rank)) for layer_id, rank in ranks.items()}
         fits = fit_layers(origin, key_dims, calibrations, progress=lambda *_: None, **options)
         for layer_id, value in measure({layer_id: fit.weights for layer_id, fit in fits.items()}).items():
             measured[layer_id][key_dims[layer_id]] = value
-        logger.info("divergences at %.3g of the key dimension (%d of %d)", part, number + 1, len(grid))
+        logger.info("divergences at %.3g of the key dimension (%d of %d)", share, number + 1, len(grid))
     return measured
 
 

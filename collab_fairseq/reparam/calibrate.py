@@ -93,7 +93,7 @@ class Calibrator:
             additive, visible = mask.additive, torch.softmax(mask.additive, dim=-1) > 0
             if mask.hidden is not None:
                 visible = visible & ~mask.hidden
-                counted = counted & ~mask.hidden.all(dim=1).squeeze(-1)
+                counted = counted & ~mask.hidden.all(dim=1).squeeze(-1)  # (N, H or 1, T, 1) → (N, T)
         visible = visible & counted[:, None, :, None]  # (N, H or 1, T, S)
 
         x = query.to(torch.float64).masked_fill(~counted[:, :, None], 0.0)
@@ -128,17 +128,17 @@ def _moments(x: Tensor, y: Tensor, attention: Tensor) -> Tuple[Tensor, Tensor, T
     Shapes: x (N, T, Dq), y (N, S, Dk), attention p (N, H, T, S), which is zero for ignored queries.
     """
     heads = attention.size(1)
-    attention = attention.expand(x.size(0), -1, x.size(1), -1)
+    attention = attention.expand(x.size(0), -1, x.size(1), -1)  # N and T may be 1 before
     weight = torch.zeros_like(x[:, :, 0])
     spread = y.new_zeros(y.size(2), y.size(2))
-    lengths = y.square().sum(dim=-1, keepdim=True)
+    lengths = y.square().sum(dim=-1, keepdim=True)  # (N, S, 1)
     for head in attention.unbind(dim=1):
         means = head @ y  # (N, T, Dk)
-        weight += (head @ lengths).squeeze(-1) - means.square().sum(dim=-1)
-        spread -= means.flatten(0, 1).T @ means.flatten(0, 1)
+        weight += (head @ lengths).squeeze(-1) - means.square().sum(dim=-1)  # (N, T)
+        spread -= means.flatten(0, 1).T @ means.flatten(0, 1)  # (Dk, N · T) (N · T, Dk)
     share = attention.sum(dim=(1, 2))  # (N, S)
     spread += (y * share[:, :, None]).flatten(0, 1).T @ y.flatten(0, 1)
-    weight = weight.clamp(min=0).unsqueeze(-1) / heads
+    weight = weight.clamp(min=0).unsqueeze(-1) / heads  # (N, T, 1)
     return (weight * x).sum(dim=(0, 1)), (weight * x).flatten(0, 1).T @ x.flatten(0, 1), spread / heads
 
 

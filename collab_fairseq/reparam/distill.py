@@ -116,10 +116,10 @@ def distill(
     if not learning:
         return dict(weights), {"before": 0.0, "after": 0.0, "curve": [], "cpu_seconds": 0.0}
     student = _Student(trained, weights, learning, rate=rate, steps=steps)
-    text = list(batches(trained, split, max_tokens=max_tokens))
+    samples = list(batches(trained, split, max_tokens=max_tokens))
     learning_curve, total, tokens = [], 0.0, 0
     began = time.process_time()
-    for step, sample in enumerate(shuffled(text, steps, seed)):
+    for step, sample in enumerate(shuffled(samples, steps, seed)):
         divergence, batch_tokens = student.step(sample)
         total += divergence
         tokens += batch_tokens

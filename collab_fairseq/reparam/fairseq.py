@@ -49,11 +49,11 @@ def scores_by_layer(trained: TrainedModel, layer_ids: Optional[Sequence[str]] = 
 
 
 @torch.no_grad()
-def calls(trained: TrainedModel, split: str, layer_ids: Sequence[str], **text: Any) -> Iterator[Dict[str, Call]]:
+def calls(trained: TrainedModel, split: str, layer_ids: Sequence[str], **batching: Any) -> Iterator[Dict[str, Call]]:
     """Inputs and outputs of attention layers, batch by batch, with teacher forcing.
 
     Args:
-        split, text: see :func:`collab_fairseq.translation.batches`.
+        split, batching: see :func:`collab_fairseq.translation.batches`.
 
     Yields:
         ``site.layer`` → call. Among its arguments are query (T, N, Dq), key and value (S, N, Dk). The mask has shape
@@ -66,14 +66,15 @@ def calls(trained: TrainedModel, split: str, layer_ids: Sequence[str], **text: A
     def hook(layer_id: str, layer: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], result: Any) -> None:
         positional = zip(("query", "key", "value", "key_padding_mask"), args, strict=False)
         side = "src_tokens" if layer_id.startswith("encoder") else "prev_output_tokens"
-        batch[layer_id] = {**dict(positional), **kwargs}, not_padding[side], result[0].transpose(0, 1)
+        output = result[0].transpose(0, 1)  # (T, N, Dq) → (N, T, Dq)
+        batch[layer_id] = {**dict(positional), **kwargs}, not_padding[side], output
 
     pad = trained.task.target_dictionary.pad()
     with contextlib.ExitStack() as stack:
         for layer_id in layer_ids:
             handle = layers[layer_id].register_forward_hook(partial(hook, layer_id), with_kwargs=True)
             stack.callback(handle.remove)
-        for sample in batches(trained, split, **text):
+        for sample in batches(trained, split, **batching):
             inputs = sample["net_input"]
             for side in ("src_tokens", "prev_output_tokens"):
                 not_padding[side] = inputs[side].ne(pad)
@@ -81,14 +82,14 @@ def calls(trained: TrainedModel, split: str, layer_ids: Sequence[str], **text: A
             yield dict(batch)
 
 
-def calibrate(trained: TrainedModel, split: str, layer_ids: Sequence[str], **text: Any) -> Dict[str, Calibration]:
+def calibrate(trained: TrainedModel, split: str, layer_ids: Sequence[str], **batching: Any) -> Dict[str, Calibration]:
     """Statistics of the inputs of attention layers on the text of a split; see :func:`calls`."""
     calibrators = {layer_id: Calibrator(scores) for layer_id, scores in scores_by_layer(trained, layer_ids).items()}
-    for batch in calls(trained, split, layer_ids, **text):
+    for batch in calls(trained, split, layer_ids, **batching):
         for layer_id, (arguments, not_padding, _) in batch.items():
             calibrators[layer_id].update(
-                arguments["query"].transpose(0, 1),
-                arguments["key"].transpose(0, 1),
+                arguments["query"].transpose(0, 1),  # (T, N, Dq) → (N, T, Dq)
+                arguments["key"].transpose(0, 1),  # (S, N, Dk) → (N, S, Dk)
                 arguments.get("key_padding_mask"),
                 arguments.get("attn_mask"),
                 query_padding_mask=~not_padding,
@@ -97,15 +98,15 @@ def calibrate(trained: TrainedModel, split: str, layer_ids: Sequence[str], **tex
 
 
 def output_errors(
-    trained: TrainedModel, converted: TrainedModel, split: str, layer_ids: Sequence[str], **text: Any
+    trained: TrainedModel, converted: TrainedModel, split: str, layer_ids: Sequence[str], **batching: Any
 ) -> Dict[str, float]:
     """‖O' − O‖ / ‖O‖ of each layer, for the outputs O of the source and O' of the new layer for the same inputs."""
     layers = attention_layers(converted.model)
     squares = {layer_id: torch.zeros(2, dtype=torch.float64) for layer_id in layer_ids}
-    for batch in calls(trained, split, layer_ids, **text):
+    for batch in calls(trained, split, layer_ids, **batching):
         for layer_id, (arguments, not_padding, output) in batch.items():
             with torch.no_grad():
-                new_output = layers[layer_id](**arguments)[0].transpose(0, 1)
+                new_output = layers[layer_id](**arguments)[0].transpose(0, 1)  # (N, T, Dq)
             for index, values in enumerate((new_output - output, output)):
                 squares[layer_id][index] += values[not_padding].double().square().sum().cpu()
     return {layer_id: math.sqrt(gap / total) if total > 0 else 0.0 for layer_id, (gap, total) in squares.items()}

@@ -92,11 +92,11 @@ def largest(values: Tensor, number: int) -> Tuple[Tensor, Tensor]:
     if values.device.type != "cpu" or blocks < 4 * number:
         top = values.topk(number)
         return top.values, top.indices
-    blocked = values[:, : blocks * BLOCK].unflatten(1, (blocks, BLOCK))
+    blocked = values[:, : blocks * BLOCK].unflatten(1, (blocks, BLOCK))  # (R, blocks, BLOCK)
     first = blocked.amax(2).topk(number).indices[:, :, None]  # (R, K, 1)
-    candidates = blocked.gather(1, first.expand(-1, -1, BLOCK)).flatten(1)
-    columns = (first * BLOCK + torch.arange(BLOCK)).flatten(1)
-    rest = torch.arange(blocks * BLOCK, values.size(1)).expand(rows, -1)
+    candidates = blocked.gather(1, first.expand(-1, -1, BLOCK)).flatten(1)  # (R, K · BLOCK)
+    columns = (first * BLOCK + torch.arange(BLOCK)).flatten(1)  # (R, K · BLOCK): their columns
+    rest = torch.arange(blocks * BLOCK, values.size(1)).expand(rows, -1)  # the last, incomplete block
     top = torch.cat([candidates, values[:, blocks * BLOCK :]], 1).topk(number)
     return top.values, torch.cat([columns, rest], 1).gather(1, top.indices)
 

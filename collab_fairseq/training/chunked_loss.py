@@ -191,7 +191,7 @@ class ChunkedLoss(torch.autograd.Function):
             return (*scaled, *[None] * 6)
         gradients = Gradients(features, weight, bias, ctx.needs_input_grad[:3])
         cast = weight.to(ctx.product)
-        per_token = gradient.expand(features.size(0))[:, None]
+        per_token = gradient.expand(features.size(0))[:, None]  # () or (N) → (N, 1)
         for rows, chunk, log_probabilities in chunks(features, cast, bias):
             logits = gradient_of_logits(log_probabilities, target[rows, None], ctx.epsilon)
             gradients.add(rows, logits.mul_(per_token[rows]), chunk, cast)
@@ -245,8 +245,8 @@ class ChunkedLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):  # t
     def compute_loss(self, model: Any, net_output: Any, sample: Any, reduce: bool = True) -> Tuple[Tensor, Tensor]:
         """Loss and negative log-likelihood, sums or (B·T, 1) as in fairseq; see :func:`label_smoothed`."""
         features, extra = net_output
-        target = model.get_targets(sample, net_output)[:, self.ignore_prefix_size :].flatten()
-        features = features[:, self.ignore_prefix_size :].flatten(0, 1)
+        target = model.get_targets(sample, net_output)[:, self.ignore_prefix_size :].flatten()  # (B, T) → (B·T)
+        features = features[:, self.ignore_prefix_size :].flatten(0, 1)  # (B, T, E) → (B·T, E)
         number = sample["ntokens"] if target.device.type == "cuda" and self.ignore_prefix_size == 0 else None
         kept = tokens(target, self.padding_idx, number)
         layer = output_projection(model)

@@ -61,8 +61,8 @@ def sentence_losses(trained: TrainedModel, split: str, *, max_tokens: int = 4000
     model: Any = trained.model
     pad = trained.task.target_dictionary.pad()
     for sample in batches(trained, split, max_tokens=max_tokens):
-        target = sample["target"]  # (B, T): sentences, target tokens
-        log_probs = model.get_normalized_probs(model(**sample["net_input"]), log_probs=True)  # (B, T, V)
+        target = sample["target"]  # (N, T): sentences, target tokens
+        log_probs = model.get_normalized_probs(model(**sample["net_input"]), log_probs=True)  # (N, T, V)
         mask = target.ne(pad)
         # (N, T, V) → (N, T, 1) → (N, T); summed over the tokens: (N)
         bits = -(log_probs.gather(2, target[..., None])[..., 0] * mask).double().sum(dim=1) / math.log(2)
@@ -210,8 +210,8 @@ def evaluate(trained: TrainedModel, references: Mapping[str, PathLike], **option
         ``valid``: the fields of :class:`Loss`; ``bleu``: split → ``score``, ``signature`` and ``references``.
     """
     tests = check_test_splits(trained, references, options.get("sentences"))
-    size = {name: options[name] for name in ("max_tokens", "sentences") if name in options}
-    result: Dict[str, Any] = {"valid": loss(trained, "valid", **size)._asdict(), "bleu": {}}
+    batching = {name: options[name] for name in ("max_tokens", "sentences") if name in options}
+    result: Dict[str, Any] = {"valid": loss(trained, "valid", **batching)._asdict(), "bleu": {}}
     for name in tests:
         file = references.get(name)
         bleu = score(trained, name, file, **options).bleu
