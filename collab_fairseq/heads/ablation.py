@@ -22,12 +22,12 @@ from collab_fairseq.translation import TrainedModel, score
 from fairseq_modern.errors import UserError
 
 from .attention_hooks import Layers, head_counts, masked
-from .figures import Column, draw_grids, names_of_tests
+from .figures import Column, draw_grids, names_of_tests, panels_of
 
 logger = logging.getLogger(__name__)
 
-#: mode → its title in figures. ``without`` masks the head, ``only`` masks all other heads of its layer
-MODES = {"without": "without the head", "only": "only that head"}
+#: mode → its heading in figures. ``without`` masks the head, ``only`` masks all other heads of its layer
+MODES = {"without": "without the head", "only": "only that head in its layer"}
 #: differences with a smaller p value are called significant, as in the paper
 SIGNIFICANT = 0.05
 
@@ -205,19 +205,21 @@ def draw(record: Mapping[str, Any], path: PathLike, model: str, compared: Sequen
     """
     split = splits(record["parts"])[0]
     columns: List[Column] = []
-    for mode, title in MODES.items():
+    for mode, heading in MODES.items():
         heads = results(record["parts"], split, mode)
         if not heads:
             continue
         differences = {head: result["difference"] for head, result in heads.items()}
         largest = max(_largest_difference(other["parts"], mode) for other in (record, *compared)) or 1.0
-        label = f"difference in {metric(next(iter(heads.values())))}, {title}"
-        columns.append(Column(label, differences, largest, significant(heads), signed=True))
+        label = f"difference in {metric(next(iter(heads.values())))}"
+        columns.append(Column(heading, label, panels_of(differences, significant(heads)), largest, signed=True))
     name = names_of_tests(record["settings"]).get(split, split)
     description = (
         f"Differences from the model with all heads on {name}; above 0: better than with all heads. "
-        f"Framed: p < {SIGNIFICANT} for this head alone, one seed. The two colour scales differ."
+        f"Framed: p < {SIGNIFICANT} for this head alone, one seed."
     )
+    if len(columns) > 1:
+        description += " The two colour scales differ."
     draw_grids(columns, path, f"Ablation of single heads, {model}", description)
 
 

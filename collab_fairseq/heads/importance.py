@@ -13,7 +13,9 @@ For comparison between layers, I is divided by its ℓ2 norm over the heads of a
 """
 
 import logging
+import math
 import os
+from collections import Counter
 from typing import Any, Callable, Dict, Iterable, Mapping, NamedTuple, Sequence
 
 import torch
@@ -29,7 +31,7 @@ from collab_fairseq.translation import TrainedModel, batches
 from fairseq_modern.errors import UserError
 
 from .attention_hooks import Layers, frozen, multiplied
-from .figures import Column, draw_grids
+from .figures import Column, draw_grids, panels_of
 
 logger = logging.getLogger(__name__)
 
@@ -142,8 +144,17 @@ def report(result: Mapping[str, Any], available: int) -> str:
 
 
 def draw(result: Mapping[str, Any], path: PathLike, model: str) -> None:
-    """Heat maps of normalised importance; ``model``: its name, for the title."""
+    """Heat maps of normalised importance; ``model``: its name, for the title.
+
+    The colour scale has a line at 1/√H, for each number H of heads in a layer of the model.
+    """
     values = {head: numbers["normalised"] for head, numbers in result["heads"].items()}
-    description = f"Mean over {result['sentences']:,} sentences, one seed. Higher: the loss depends more on the head."
-    column = Column("importance, normalised in the layer", values, 1.0)
+    heads = Counter(head.rpartition(":")[0] for head in values)  # layer → number of heads
+    equal = sorted({1 / math.sqrt(number) for number in heads.values()})
+    description = (
+        f"Mean over {result['sentences']:,} sentences, one seed. Higher: the loss depends more on the head. "
+        "Line in the colour scale: 1/√H, the value of all heads if the H heads of a layer were equally important."
+    )
+    label = "importance, normalised in the layer (line: 1/√H, all heads equal)"
+    column = Column("", label, panels_of(values), 1.0, lines=equal)
     draw_grids([column], path, f"Importance of the heads, {model}", description)

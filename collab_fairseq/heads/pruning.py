@@ -15,7 +15,7 @@ from collab_fairseq.modules.head_names import LETTERS, Heads, describe, parse_he
 from collab_fairseq.modules.settings import SITES
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.records import pages
-from collab_fairseq.records.drawing import COLOURS, drawing, legend_columns, look, other_look, rows_of
+from collab_fairseq.records.drawing import COLOURS, drawing, legend_columns, legend_height, look, other_look, rows_of
 from collab_fairseq.records.record import Record
 from collab_fairseq.translation import TrainedModel, loss
 
@@ -157,9 +157,10 @@ def draw(record: Mapping[str, Any], path: PathLike, model: str, compared: Sequen
     by_importance = ", by importance" if any(RANDOM in curve for curve in curves) else ""
     legend = {name: _label(name, by_importance) for name in curves}
     labels = {label for label in legend.values() if label} | {"constant prediction" for _ in constant}
-    legend_rows = math.ceil(len(labels) / LEGEND_COLUMNS)
+    columns = legend_columns(path, min(len(labels), LEGEND_COLUMNS))
     rows = rows_of(path, len(splits) + 1)
-    with drawing(path, 2.4 * rows + 0.1 + 0.18 * legend_rows, f"Pruning, {model}", description) as figure:
+    height = 2.4 * rows + 0.1 + legend_height(len(labels), columns)
+    with drawing(path, height, f"Pruning, {model}", description) as figure:
         axes = figure.subplots(rows, (len(splits) + 1) // rows, squeeze=False).flatten()
         for axis, split in zip(axes, [*splits, None], strict=True):
             for number, (name, points) in enumerate(curves.items()):
@@ -175,7 +176,6 @@ def draw(record: Mapping[str, Any], path: PathLike, model: str, compared: Sequen
             axis.set_title(loss if split is None else f"{name_of_score}, {names.get(split, split)}")
             axis.set_xlabel("heads pruned (%)")
         handles = axes[0].get_legend_handles_labels()
-        columns = legend_columns(figure, min(len(labels), LEGEND_COLUMNS))
         figure.legend(*handles, loc="outside upper center", ncols=columns)
 
 

@@ -29,7 +29,7 @@ from collab_fairseq.modules.fairseq_compat import as_transformer_collab
 from collab_fairseq.modules.head_names import in_model_order, short_name
 from collab_fairseq.modules.sites import checkpoint_layers
 from collab_fairseq.records import pages
-from collab_fairseq.records.drawing import COLOURS, LAYERS, drawing, legend_columns
+from collab_fairseq.records.drawing import COLOURS, LAYERS, drawing, is_narrow, legend_columns, legend_height
 from fairseq_modern.errors import UserError
 
 from .figures import SITE_TITLES
@@ -189,16 +189,15 @@ def _report_row(layer: Mapping[str, Any], dimensions: str) -> List[str]:
     return row
 
 
-def draw(layers: Layers, path: PathLike, model: str, compared: Sequence[Layers] = ()) -> None:
+def draw(layers: Layers, path: PathLike, model: str) -> None:
     """Figure 1 of the paper, with one row per site: a line for each layer, and a band for the range of its heads.
 
-    Args:
-        model: its name, for the title. compared: models whose figures use the same axes.
+    The horizontal axis ends at the largest key dimension. ``model``: its name, for the title.
     """
     by_site = itertools.groupby(in_model_order(layers), key=lambda layer_id: layer_id.split(".")[0])
     groups = {site: list(layer_ids) for site, layer_ids in by_site}
     deepest = max(groups, key=lambda site: len(groups[site]))
-    largest = max(layer["key_dim"] for model_layers in (layers, *compared) for layer in model_layers.values())
+    largest = max(layer["key_dim"] for layer in layers.values())
     description = (
         "Share of the squared singular values that the largest ones have (logarithmic axis). Lines: all heads of a "
         "layer together. Bands: from the lowest to the highest single head. One seed. "
@@ -208,7 +207,10 @@ def draw(layers: Layers, path: PathLike, model: str, compared: Sequence[Layers] 
     if with_random:
         description += " Grey: heads of the same shape with random weights."
     title = f"Redundancy of the heads: captured energy, {model}"
-    with drawing(path, 0.5 + 1.8 * len(groups), title, description) as figure:
+    entries = len(groups[deepest]) + with_random
+    columns = legend_columns(path, min(7, entries))
+    height = 0.5 + 1.8 * len(groups) + legend_height(entries, columns) - legend_height(1, 1)
+    with drawing(path, height, title, description) as figure:
         from matplotlib import colormaps
 
         axes = figure.subplots(len(groups), len(MATRICES), squeeze=False, sharex=True, sharey=True)
@@ -221,7 +223,8 @@ def draw(layers: Layers, path: PathLike, model: str, compared: Sequence[Layers] 
                 random = layers[layer_ids[0]].get("random_captured")
                 if random:
                     _draw_layer(axis, random[matrix], COLOURS["reference"], "random weights", linestyle="--")
-                axis.set_title(column_title if site == next(iter(groups)) else "")
+                if site == next(iter(groups)):
+                    axis.set_title(column_title.replace(" ×", "\n×") if is_narrow(path) else column_title)
             row[0].set_ylabel(SITE_TITLES[site])
         axes[0][0].set_xscale("log", base=2)
         axes[0][0].set(xlim=(1, largest), ylim=(0, 1.03))
@@ -229,7 +232,7 @@ def draw(layers: Layers, path: PathLike, model: str, compared: Sequence[Layers] 
         figure.supxlabel("number of singular values", fontsize="medium")
         figure.supylabel("captured energy", fontsize="medium")
         handles, labels = axes[list(groups).index(deepest)][0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=legend_columns(figure, min(7, len(labels))))
+        figure.legend(handles, labels, loc="outside upper center", ncols=columns)
 
 
 def _draw_layer(axis: Any, energy: Mapping[str, Any], colour: Any, label: str, **style: Any) -> None:

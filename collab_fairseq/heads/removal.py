@@ -30,7 +30,7 @@ from collab_fairseq.records import pages
 from fairseq_modern.errors import UserError
 
 from .attention_hooks import head_counts
-from .figures import Column, draw_grids
+from .figures import Column, draw_grids, panels_of
 
 LOG_ALPHA = "head_gates.log_alpha"
 
@@ -91,7 +91,7 @@ def draw_gates(gates: Mapping[str, Gate], path: PathLike, model: str) -> None:
     """Heat maps of P(open); ``model``: its name, for the title."""
     values = {head: gate.open_probability for head, gate in gates.items()}
     closed = [head for head, gate in gates.items() if not gate.is_open]
-    column = Column("P(open)", values, 1.0, closed)
+    column = Column("", "P(open)", panels_of(values, closed), 1.0)
     draw_grids([column], path, f"Gates of the heads, {model}", "Probability that a gate is not zero. Framed: closed.")
 
 

@@ -25,7 +25,7 @@ from collab_fairseq.records.record import Record
 from collab_fairseq.translation import TrainedModel, batches
 
 from .attention_hooks import AttentionMaps, argmax_keys, attention
-from .figures import Column, draw_grids
+from .figures import SITE_TITLES, Column, Panel, draw_grids, panels_of
 from .relevance import relevance
 from .syntax import read_conllu, syntax
 
@@ -186,10 +186,38 @@ def report(parts: Mapping[str, Any], importance: Mapping[str, float]) -> str:
 
 
 def draw(parts: Mapping[str, Any], path: PathLike, model: str) -> None:
-    """Heat maps of confidence; ``model``: its name, for the title."""
-    values = {head: numbers["confidence"] for head, numbers in by_head(parts).items()}
+    """Heat maps of the shares that roles are inferred from, and of confidence; ``model``: its name, for the title.
+
+    A frame marks a head that has the role.
+    """
+    heads = by_head(parts)
+    shares = _share_panels(heads)
+    confidence = {head: numbers["confidence"] for head, numbers in heads.items()}
+    columns = [
+        Column("share of the words", "share (framed: the head has the role)", shares, 1.0),
+        Column("confidence", "largest attention weight, mean", panels_of(confidence), 1.0),
+    ]
     description = (
-        "Confidence: the largest attention weight, mean over the words, one seed. Higher: the head looks at "
-        "one word. The table has the other numbers that roles are inferred from."
+        "Position: share of the words from which a head points to one fixed offset, its most frequent one. Rare words: "
+        "share from which it points to the least frequent word of the sentence."
+        f"{' Syntax: accuracy for its best dependency relation.' * ('syntax' in parts)} Framed: the head has this "
+        f"role (positions: at least {POSITIONAL:g}, rare words: at least {RARE:g}). Confidence: the largest attention "
+        "weight, mean over the words; higher: the head looks at one word. One seed."
     )
-    draw_grids([Column("confidence", values, 1.0)], path, f"Confidence of the heads, {model}", description)
+    draw_grids(columns, path, f"Roles and confidence of the heads, {model}", description)
+
+
+def _share_panels(heads: Mapping[str, Mapping[str, Any]]) -> List[Panel]:
+    """One panel for each site and role for which the heads have shares."""
+    position = {head: numbers["positional"] for head, numbers in heads.items() if "positional" in numbers}
+    rare = {head: numbers["rare"] for head, numbers in heads.items() if numbers.get("rare") is not None}
+    relations = {head: numbers["syntax"].values() for head, numbers in heads.items() if numbers.get("syntax")}
+    best = {head: max(relation["accuracy"] for relation in of_head) for head, of_head in relations.items()}
+    syntactic = [head for head, of_head in relations.items() if any(relation["syntactic"] for relation in of_head)]
+    panels = [
+        *panels_of(position, [head for head, share in position.items() if share >= POSITIONAL], "position"),
+        *panels_of(rare, [head for head, share in rare.items() if share >= RARE], "rare words"),
+        *panels_of(best, syntactic, "syntax"),
+    ]
+    sites = list(SITE_TITLES.values())
+    return sorted(panels, key=lambda panel: sites.index(panel.title.partition(":")[0]))

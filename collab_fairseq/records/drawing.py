@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import io
 import logging
+import math
 import os
 import textwrap
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ logger = logging.getLogger(__name__)
 WIDTH = 7.0
 #: inches: below this width, panels are one below the other
 NARROW = 5.0
+#: inches: the height of a line of a legend
+LEGEND_LINE = 0.18
 _LEGEND = 13  # characters of a legend per inch
 #: colours of Okabe and Ito, distinguishable for colour-blind readers; each has the same meaning in all figures
 COLOURS = {
@@ -92,8 +95,21 @@ def add_figure_flags(parser: argparse.ArgumentParser, text: str) -> None:
     add = group.add_argument
     add("--figure", metavar="FILE", help=f"{text} (.pdf, .svg or .png), with the caption in FILE.txt")
     add("--title", metavar="TEXT", help="draw a title (default: none)")
-    add("--width", type=float, metavar="INCHES", help=f"width, such as 3.3 for one column (default: {WIDTH:g})")
+    add_width_flag(group)
     add("--no-caption", action="store_true", help="write and print no caption")
+
+
+def add_width_flag(parser: Any) -> None:
+    """--width, which is None by default: `WIDTH`."""
+    text = f"width, such as 3.3 for one column (default: {WIDTH:g})"
+    parser.add_argument("--width", type=_inches, metavar="INCHES", help=text)
+
+
+def _inches(text: str) -> float:
+    width = float(text)
+    if not 2 <= width <= 20:
+        raise argparse.ArgumentTypeError(f"must be between 2 and 20 inches; got {width:g}")
+    return width
 
 
 def figure_file(args: argparse.Namespace) -> Optional[FigureFile]:
@@ -104,10 +120,7 @@ def figure_file(args: argparse.Namespace) -> Optional[FigureFile]:
                 raise UserError(f"--{flag.replace('_', '-')} needs --figure")
         return None
     check_figure(args.figure)
-    width = WIDTH if args.width is None else args.width
-    if not 2 <= width <= 20:
-        raise UserError(f"--width must be between 2 and 20 inches; got {width:g}")
-    return FigureFile(args.figure, width, args.title, not args.no_caption)
+    return FigureFile(args.figure, args.width or WIDTH, args.title, not args.no_caption)
 
 
 def look(meaning: str, number: int = 0) -> Dict[str, str]:
@@ -153,14 +166,24 @@ def check_figure(path: Optional[PathLike]) -> None:
         )
 
 
+def is_narrow(path: PathLike) -> bool:
+    """Whether a figure is one column of a paper."""
+    return isinstance(path, FigureFile) and path.width < NARROW
+
+
 def rows_of(path: PathLike, panels: int) -> int:
     """Number of rows of equal panels: 1, or one row per panel in a narrow figure."""
-    return panels if isinstance(path, FigureFile) and path.width < NARROW else 1
+    return panels if is_narrow(path) else 1
 
 
-def legend_columns(figure: Any, number: int) -> int:
-    """Columns of a legend above the panels: ``number`` at the usual width, fewer in a narrow figure."""
-    return min(number, 2) if figure.get_figwidth() < NARROW else number
+def legend_columns(path: PathLike, number: int, narrow: int = 2) -> int:
+    """Columns of a legend above the panels: ``number`` at the usual width, at most ``narrow`` in a narrow figure."""
+    return min(number, narrow) if is_narrow(path) else number
+
+
+def legend_height(entries: int, columns: int) -> float:
+    """Height of a legend above the panels, in inches."""
+    return LEGEND_LINE * math.ceil(entries / columns)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 
 from collab_fairseq.files import PathLike
 from collab_fairseq.records.columns import METRICS, described
-from collab_fairseq.records.drawing import COLOURS, DASHES, SMALL, drawing, look, points, rows_of
+from collab_fairseq.records.drawing import COLOURS, DASHES, SMALL, drawing, legend_height, look, points, rows_of
 from collab_fairseq.records.rows import TrainingRecord, frame, is_collaborative, key_dim, whole_model
 from collab_fairseq.records.scores import list_test_sets, over_runs, score
 from collab_fairseq.scoring.significance import Interval, interval
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 #: maximum number of series in a figure
 MAX_SERIES = 6
-_PANEL, _LINE = 2.8, 0.18  # inches: the height of a panel and of a line of the legend
+_PANEL = 2.8  # inches: the height of a panel
 _X = {"parameters": "parameters (millions)", "wall_time": "training time (hours)"}
 
 
@@ -44,7 +44,7 @@ def draw_scores(runs: Sequence[TrainingRecord], path: PathLike, x: str, y: str, 
 
     Args:
         runs: in any order.
-        path: a .png or .svg file.
+        path: a file, or a `FigureFile`.
         x: "parameters" or "wall_time" (of the training).
         y: "sacrebleu", "chrf", "compound_split" or "tokenised".
         group_by: fields that distinguish the rows, as in the table.
@@ -64,7 +64,7 @@ def draw_scores(runs: Sequence[TrainingRecord], path: PathLike, x: str, y: str, 
     seeds = _interval_note(data.groupby("row").size(), "Mean and", f"seeds{sentences}")
     description = f"Numbers at the points: key dimension. {seeds}. Higher is better."
     rows = rows_of(path, len(tests))
-    with drawing(path, _PANEL * rows + _LINE * len(labels), title, description) as figure:
+    with drawing(path, _PANEL * rows + legend_height(len(labels), 1), title, description) as figure:
         axes = figure.subplots(rows, len(tests) // rows, squeeze=False).flatten()
         for axis, (test, series) in zip(axes, panels.items(), strict=True):
             for label, of_label in series.items():
@@ -129,7 +129,7 @@ def draw_losses(runs: Sequence[TrainingRecord], path: PathLike, group_by: Sequen
         notes.insert(0, f"Zero: {reference}")
     dims = sorted({row.key_dim for row in rows.values()}, key=lambda dim: (isinstance(dim, str), dim), reverse=True)
     variants = [row.variant for row in rows.values()]
-    with drawing(path, _PANEL + 0.4 + _LINE * len(curves), title, f"{'. '.join(notes)}.") as figure:
+    with drawing(path, _PANEL + 0.4 + legend_height(len(curves), 1), title, f"{'. '.join(notes)}.") as figure:
         axis = figure.subplots()
         for label, curve in curves.items():
             row = rows[label]

@@ -1,4 +1,4 @@
-"""Draw a figure of the key-dimension studies: python -m recipes.curve.figures FIGURE FILE.svg RECORD ...
+"""Draw a figure of the key-dimension studies: python -m recipes.curve.figures FIGURE RECORD ... --figure FILE.svg
 
 FIGURE is one of
 
@@ -8,18 +8,33 @@ FIGURE is one of
                learning rate in NLL, published runs in BLEU
 """
 
+import argparse
 import math
 import sys
 from typing import Any, Dict, List, Sequence, Tuple
 
 from collab_fairseq.cli.main import guarded
+from collab_fairseq.files import PathLike
 from collab_fairseq.records.columns import METRICS
-from collab_fairseq.records.drawing import COLOURS, SMALL, drawing, look, points
+from collab_fairseq.records.drawing import (
+    COLOURS,
+    SMALL,
+    add_figure_flags,
+    drawing,
+    figure_file,
+    legend_columns,
+    legend_height,
+    look,
+    points,
+    rows_of,
+)
 from collab_fairseq.records.rows import TrainingRecord, is_collaborative, key_dim, load_run, lookup
 from collab_fairseq.records.scores import ALL, list_test_sets, over_runs, score
 from collab_fairseq.scoring.significance import Interval, interval
 from recipes.curve.analysis import PAIRS, SELECTED, choose, configurations, differences_during, seeds_of
 
+#: row of the convergence study → its name, with the key dimension
+NAMES = {"F": "standard 256", "S": "standard 32", "C": "collaborative 32"}
 SHORT = {"F": "none-dk256-lr4", "S": "none-dk32-lr4", "C": "encoder_cross_decoder-dk32-blocks8_lr4"}
 #: difference → colour
 MEANINGS = {"C − F": COLOURS["collaborative"], "C − S": COLOURS["all"], "S − F": COLOURS["standard"]}
@@ -32,10 +47,11 @@ SHARES = {1 / 16: "1/16", 1 / 8: "1/8", 1 / 4: "1/4", 1 / 2: "1/2", 1.0: "1"}
 OFFSET = 1.035
 
 
-def draw_training(paths: Sequence[str], file: str) -> None:
+def draw_training(paths: Sequence[str], file: PathLike) -> None:
     """Differences during training; the first quarter of the updates is omitted, where they are several times larger."""
-    about = ["F: standard heads, full key dimension; S: standard heads at 32; C: collaborative heads at 32."]
-    lines: List[Tuple[str, str, Dict[int, Interval]]] = []
+    about = ["Numbers in the legend: key dimension (256: full)."]
+    lines: List[Tuple[str, bool, Dict[int, Interval]]] = []
+    schedules: Dict[str, str] = {}  # label → line style
     for updates, names in ((5500, SELECTED), (2000, SHORT)):
         rows = choose(configurations([path for path in paths if path.endswith(f"-u{updates}.json")]), names)
         solid = names is SELECTED
@@ -44,19 +60,26 @@ def draw_training(paths: Sequence[str], file: str) -> None:
         for one, other in PAIRS:
             values = differences_during(rows, one, other)
             shown = {update: interval(v.tolist()) for update, v in values.items() if 4 * update >= max(values)}
-            lines.append((f"{one} − {other}, {updates:,} updates", "-" if solid else "--", shown))
+            lines.append((f"{one} − {other}", solid, shown))
+        schedules[f"schedule of {updates:,} updates"] = "-" if solid else "--"
     about.append("The first quarter of each schedule is omitted. Below 0: the first of the two is better.")
-    with drawing(file, 3.6, "Differences in validation NLL during training", " ".join(about)) as figure:
+    entries = len(PAIRS) + len(schedules)
+    columns = legend_columns(file, 2, narrow=1)
+    height = 3.0 + legend_height(entries, columns)
+    with drawing(file, height, "Differences in validation NLL during training", " ".join(about)) as figure:
         axis = figure.subplots()
-        for label, style, by_update in lines:
-            at, colour = list(by_update), MEANINGS[label.partition(",")[0]]
-            axis.plot(at, [i.mean for i in by_update.values()], style, color=colour, label=label)
-            if style == "-":
+        for difference, solid, by_update in lines:
+            at, colour = list(by_update), MEANINGS[difference]
+            label = " − ".join(NAMES[name] for name in difference.split(" − ")) if solid else None
+            axis.plot(at, [i.mean for i in by_update.values()], "-" if solid else "--", color=colour, label=label)
+            if solid:
                 limits = [i.low for i in by_update.values()], [i.high for i in by_update.values()]
                 axis.fill_between(at, *limits, color=colour, alpha=0.15, linewidth=0)
         axis.axhline(0, color=COLOURS["reference"], linewidth=0.8)
-        axis.set(xlabel="updates", ylabel="difference in validation NLL, bits per token")
-        figure.legend(loc="outside upper center", ncols=2)
+        for label, style in schedules.items():
+            axis.plot([], [], style, color=COLOURS["reference"], label=label)
+        axis.set(xlabel="updates", ylabel="difference in validation NLL,\nbits per token")
+        figure.legend(loc="outside upper center", ncols=columns)
 
 
 def costs(runs: Sequence[TrainingRecord]) -> Dict[Row, Tuple[Interval, int]]:
@@ -80,7 +103,7 @@ def _width(runs: Sequence[TrainingRecord]) -> int:
     return int(runs[0]["config"]["model"]["encoder_embed_dim"])
 
 
-def draw_costs(paths: Sequence[str], file: str) -> None:
+def draw_costs(paths: Sequence[str], file: PathLike) -> None:
     """Differences from standard heads at the full key dimension, a line per attention type."""
     runs = [load_run(path) for path in paths]
     published = [run for run in runs if "published" in run]
@@ -103,11 +126,12 @@ def draw_costs(paths: Sequence[str], file: str) -> None:
         (reported, _width(published), "WMT14 En–De (Cordonnier et al.)",
          "difference in compound-split BLEU\n(up is better)", "not reported"),
     )  # fmt: skip
-    with drawing(file, 3.1, "Cost of a smaller key dimension", " ".join(about)) as figure:
-        axes = figure.subplots(1, 2, squeeze=False, gridspec_kw={"wspace": 0.06})[0]
+    rows = rows_of(file, len(panels))
+    with drawing(file, 0.2 + 2.9 * rows, "Cost of a smaller key dimension", " ".join(about)) as figure:
+        axes = figure.subplots(rows, len(panels) // rows, squeeze=False, gridspec_kw={"wspace": 0.06}).flatten()
         for axis, (intervals, width, title, ylabel, missing) in zip(axes, panels, strict=True):
             _draw_lines(axis, intervals, width, missing)
-            axis.set(xlabel=f"key dimension (share of the width {width})", ylabel=ylabel, title=title)
+            axis.set(xlabel=f"key dimension (share of width {width})", ylabel=ylabel, title=title)
         axes[0].invert_yaxis()
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
 
@@ -142,8 +166,16 @@ def _seeds(by_row: Dict[Row, Tuple[Interval, int]]) -> str:
 
 
 def main() -> None:
-    figure, file, *paths = sys.argv[1:]
-    {"training": draw_training, "cost": draw_costs}[figure](paths, file)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    figures = {"training": draw_training, "cost": draw_costs}
+    parser.add_argument("name", choices=figures, metavar="FIGURE", help="training or cost")
+    parser.add_argument("records", nargs="+", metavar="RECORD")
+    add_figure_flags(parser, "the file")
+    args = parser.parse_args()
+    file = figure_file(args)
+    if file is None:
+        parser.error("--figure is needed")
+    figures[args.name](args.records, file)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ A .pdf file has no title and description, which belong in the caption.
 """
 
 import argparse
+import math
 import statistics
 import sys
 from pathlib import Path
@@ -14,7 +15,17 @@ from typing import Any, Dict, Mapping, Sequence
 
 from collab_fairseq.cli.main import guarded
 from collab_fairseq.files import PathLike
-from collab_fairseq.records.drawing import COLOURS, drawing, points
+from collab_fairseq.records.drawing import (
+    COLOURS,
+    WIDTH,
+    FigureFile,
+    add_width_flag,
+    drawing,
+    is_narrow,
+    legend_columns,
+    legend_height,
+    points,
+)
 from collab_fairseq.records.record import load
 from collab_fairseq.scoring.significance import Interval
 from fairseq_modern.errors import UserError
@@ -52,14 +63,17 @@ def draw(study: Study, path: PathLike) -> None:
     tasks = [task for task in study.tasks if any(study.by_seed(stage, task) for stage in study.stages if "/" in stage)]
     if not tasks:
         raise UserError("nothing to draw: no record has scores of a converted model")
-    rows = (len(tasks) + 1) // 2
+    columns = 1 if is_narrow(path) else min(2, len(tasks))
+    rows = math.ceil(len(tasks) / columns)
+    legend = legend_columns(path, len(LINES) + len(LEVELS), narrow=1)
+    height = 0.2 + 2.2 * rows + legend_height(len(LINES) + len(LEVELS), legend)
     title = f"Score against the shared key dimension, {study.model['name']}"
     description = (
         f"GLUE validation sets. Points: median over the seeds {', '.join(map(str, study.seeds))}; bars: their range. "
         f"Standard heads have the key dimension {study.model['width']}, summed over heads. Higher is better."
     )
-    with drawing(path, 0.4 + 2.2 * rows, title, description) as figure:
-        axes = figure.subplots(rows, min(2, len(tasks)), squeeze=False).flatten()
+    with drawing(path, height, title, description) as figure:
+        axes = figure.subplots(rows, columns, squeeze=False).flatten()
         for axis, task in zip(axes, tasks, strict=False):
             _panel(axis, study, task)
         for axis in axes[len(tasks) :]:
@@ -68,7 +82,7 @@ def draw(study: Study, path: PathLike) -> None:
         for axis in axes:
             for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
                 handles.setdefault(label, handle)
-        figure.legend(handles.values(), handles, loc="outside upper center", ncols=4)
+        figure.legend(handles.values(), handles, loc="outside upper center", ncols=legend)
 
 
 def _panel(axis: Any, study: Study, task: str) -> None:
@@ -101,8 +115,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", nargs="+", type=Path, metavar="RECORD", help="record.json of run.py, of one model")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="a .svg, .png or .pdf file")
+    add_width_flag(parser)
     args = parser.parse_args()
-    draw_all([load(path, "study") for path in args.records], args.output)
+    file = FigureFile(args.output, args.width or WIDTH)
+    draw_all([load(path, "study") for path in args.records], file)
 
 
 if __name__ == "__main__":

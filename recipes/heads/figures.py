@@ -2,7 +2,7 @@
 """Draw the figures of head analyses from their records: python -m recipes.heads.figures RECORD ...
 
 RECORD is NAME.ANALYSIS.json, as written by run.sh. The figure is NAME.ANALYSIS.svg in the same folder, with --pdf also
-NAME.ANALYSIS.pdf. Figures of the same analysis share axes and colour scales.
+NAME.ANALYSIS.pdf. Figures of ablation and pruning share axes and colour scales.
 """
 
 import argparse
@@ -12,18 +12,20 @@ from pathlib import Path
 from typing import Any, Dict, List
 
 from collab_fairseq.cli.main import guarded
+from collab_fairseq.files import PathLike
 from collab_fairseq.heads import ablation, importance, pruning, redundancy, roles
+from collab_fairseq.records.drawing import WIDTH, FigureFile, add_width_flag
 from collab_fairseq.records.record import load
 from fairseq_modern.errors import UserError
 
 logger = logging.getLogger(__name__)
 
 
-def draw(record: Dict[str, Any], path: str, model: str, compared: List[Dict[str, Any]]) -> None:
+def draw(record: Dict[str, Any], path: PathLike, model: str, compared: List[Dict[str, Any]]) -> None:
     """The figure of a record; ``compared``: all records of the same analysis."""
     parts, analysis = record["parts"], record["name"]
     if analysis == "redundancy":
-        redundancy.draw(parts, path, model, [other["parts"] for other in compared])
+        redundancy.draw(parts, path, model)
     elif analysis == "importance":
         importance.draw(parts["importance"], path, model)
     elif analysis == "ablate":
@@ -40,6 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", nargs="+", type=Path, metavar="RECORD")
     parser.add_argument("--pdf", action="store_true", help="also draw .pdf files, for papers")
+    add_width_flag(parser)
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="figures.py: %(message)s", stream=sys.stderr)
     records = {path: load(path, "heads") for path in args.records}
@@ -47,7 +50,7 @@ def main() -> None:
         compared = [other for other in records.values() if other["name"] == record["name"]]
         for suffix in (".svg", ".pdf") if args.pdf else (".svg",):
             figure = path.with_suffix(suffix)
-            draw(record, str(figure), path.name.split(".")[0], compared)
+            draw(record, FigureFile(figure, args.width or WIDTH), path.name.split(".")[0], compared)
             logger.info("wrote %s", figure)
 
 

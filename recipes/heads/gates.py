@@ -12,7 +12,7 @@ from collab_fairseq.heads.ablation import TestSet, compare, evaluate, with_all_h
 from collab_fairseq.heads.figures import names_of_tests
 from collab_fairseq.modules.head_names import LETTERS
 from collab_fairseq.records import pages
-from collab_fairseq.records.drawing import COLOURS, SMALL, drawing, look
+from collab_fairseq.records.drawing import COLOURS, SMALL, drawing, look, rows_of
 from collab_fairseq.records.record import Record
 
 logger = logging.getLogger("recipe")
@@ -89,8 +89,9 @@ def draw(record: Dict[str, Any], path: Path) -> None:
     parts, names = record["parts"], names_of_tests(record["settings"])
     splits = ablation.splits(parts)
     description = "Points: the model after training with gates, penalty λ, one seed, no intervals. Higher is better."
-    with drawing(path, 2.8, "BLEU without the heads whose gates are closed", description) as figure:
-        axes = figure.subplots(1, len(splits), squeeze=False)[0]
+    rows = rows_of(path, len(splits))
+    with drawing(path, 2.8 * rows, "BLEU without the heads whose gates are closed", description) as figure:
+        axes = figure.subplots(rows, len(splits) // rows, squeeze=False).flatten()
         for axis, split in zip(axes, splits, strict=True):
             for penalty in penalties_of(parts):
                 heads_left = sum(gate["is_open"] for gate in parts[penalty]["gates"].values())

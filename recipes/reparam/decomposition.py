@@ -37,7 +37,16 @@ from collab_fairseq.cli.options import command
 from collab_fairseq.files import PathLike
 from collab_fairseq.huggingface import score_weights
 from collab_fairseq.records import pages
-from collab_fairseq.records.drawing import check_figure, drawing, other_look, points
+from collab_fairseq.records.drawing import (
+    add_figure_flags,
+    drawing,
+    figure_file,
+    legend_columns,
+    legend_height,
+    other_look,
+    points,
+    rows_of,
+)
 from collab_fairseq.records.record import Record, load
 from collab_fairseq.reparam import fit_layers
 from collab_fairseq.reparam.folders import Source, divergence, metrics, outputs, read_evaluation, read_texts
@@ -196,8 +205,11 @@ def draw(record: Mapping[str, Any], path: PathLike) -> None:
         "and in the middle, higher on the right."
     )
     panels = {"seconds": "seconds", "error": "error of the tensor", COSINE: "cosine with the source"}
-    with drawing(path, 3.2, f"Decomposition against the shared key dimension, {model}", description) as figure:
-        axes = figure.subplots(1, len(panels))
+    rows = rows_of(path, len(panels))
+    columns = legend_columns(path, 2, narrow=1)
+    height = 2.8 * rows + legend_height(len(found), columns)
+    with drawing(path, height, f"Decomposition against the shared key dimension, {model}", description) as figure:
+        axes = figure.subplots(rows, len(panels) // rows)
         dims = sorted({dim for by_dim in found.values() for dim in by_dim})
         for axis, (quantity, title) in zip(axes, panels.items(), strict=True):
             for number, (method, by_dim) in enumerate(found.items()):
@@ -211,7 +223,7 @@ def draw(record: Mapping[str, Any], path: PathLike) -> None:
             axis.minorticks_off()
             axis.set(title=title, xlabel="shared key dimension")
         axes[0].set_yscale("log")
-        figure.legend(*axes[-1].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+        figure.legend(*axes[-1].get_legend_handles_labels(), loc="outside upper center", ncols=columns)
 
 
 def numbers(text: str) -> List[int]:
@@ -231,10 +243,10 @@ def markdown(arguments: Sequence[str], folder: str = ".") -> str:
     add("--key-dims", type=numbers, default=numbers(KEY_DIMS), metavar="N,…", help=f"default: {KEY_DIMS}")
     add("--seeds", type=numbers, default=numbers(SEEDS), metavar="N,…", help=f"of the decomposition; default: {SEEDS}")
     add("--threads", type=int, default=1, metavar="N", help="CPU threads (default: %(default)s)")
-    add("--figure", type=Path, metavar="FILE", help="draw the figure: a .svg, .png or .pdf file")
+    add_figure_flags(parser, "draw the figure")
     args = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="decomposition.py: %(message)s", stream=sys.stderr)
-    check_figure(args.figure)
+    figure = figure_file(args)
     unknown = sorted({*args.methods} - {*LABELS})
     if unknown:
         raise UserError(f"--methods must be among {', '.join(LABELS)}; got {', '.join(unknown)}")
@@ -245,8 +257,8 @@ def markdown(arguments: Sequence[str], folder: str = ".") -> str:
     elif not args.record.exists():
         return table({})
     record = load(args.record, "study", NAME)
-    if args.figure:
-        draw(record, args.figure)
+    if figure:
+        draw(record, figure)
     return table(record["parts"])
 
 

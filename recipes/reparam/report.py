@@ -16,8 +16,19 @@ from typing import Any, Dict, List, Optional, Sequence
 import pandas
 
 from collab_fairseq.cli.main import guarded
+from collab_fairseq.files import PathLike
 from collab_fairseq.records import pages
-from collab_fairseq.records.drawing import COLOURS, drawing, other_look, points
+from collab_fairseq.records.drawing import (
+    COLOURS,
+    WIDTH,
+    FigureFile,
+    add_width_flag,
+    drawing,
+    legend_columns,
+    other_look,
+    points,
+    rows_of,
+)
 from collab_fairseq.records.record import load
 from collab_fairseq.records.table import mean_and_deviation
 from collab_fairseq.scoring.significance import Interval
@@ -121,12 +132,15 @@ def study(record: Dict[str, Any]) -> str:
     return "\n\n".join([title, " ".join(about), pages.table(rows, numbers=True), at_full]) + "\n\n"
 
 
-def draw(path: Path, studies: Sequence[Dict[str, Any]], column: str) -> None:
+def draw(path: PathLike, studies: Sequence[Dict[str, Any]], column: str) -> None:
     """Figure 5 of the paper (``column`` is loss) or Figure 4 (seconds), with one panel for each model."""
     quantity = "Validation loss" if column == "loss" else "CPU seconds of the conversion"
     description = "Mean and standard deviation over the seeds of the decomposition. Lower is better."
-    with drawing(path, 3.9, f"{quantity} against the key dimension after conversion", description) as figure:
-        for axis, record in zip(figure.subplots(1, len(studies), squeeze=False)[0], studies, strict=True):
+    rows = rows_of(path, len(studies))
+    title = f"{quantity} against the key dimension after conversion"
+    with drawing(path, 0.6 + 3.3 * rows, title, description) as figure:
+        axes = figure.subplots(rows, len(studies) // rows, squeeze=False).flatten()
+        for axis, record in zip(axes, studies, strict=True):
             frame = results(record)
             shown = frame[~frame["method"].isin(["source", "authors"])].dropna(subset=column)
             for number, ((kind, method), of_method) in enumerate(shown.groupby(["kind", "method"], sort=False)):
@@ -145,14 +159,16 @@ def draw(path: Path, studies: Sequence[Dict[str, Any]], column: str) -> None:
             axis.set_xlabel("key dimension, as a part of the source's")
             axis.set_ylabel("validation loss" if column == "loss" else "CPU seconds, whole model")
         handles = figure.axes[0].get_legend_handles_labels()
-        figure.legend(*handles, loc="outside upper center", ncols=2)
+        figure.legend(*handles, loc="outside upper center", ncols=legend_columns(path, 2, narrow=1))
 
 
-def draw_figures(studies: Sequence[Dict[str, Any]], time: Optional[Path], quality: Optional[Path]) -> None:
-    """Draw the figures whose files are given."""
+def draw_figures(
+    studies: Sequence[Dict[str, Any]], time: Optional[Path], quality: Optional[Path], width: float = WIDTH
+) -> None:
+    """Draw the figures whose files are given; ``width``: in inches."""
     for path, column in ((time, "seconds"), (quality, "loss")):
         if path:
-            draw(path, studies, column)
+            draw(FigureFile(path, width), studies, column)
 
 
 def markdown(arguments: Sequence[str], folder: str = ".") -> str:
@@ -161,9 +177,10 @@ def markdown(arguments: Sequence[str], folder: str = ".") -> str:
     parser.add_argument("records", nargs="+", type=Path, metavar="RECORD")
     parser.add_argument("--time", type=Path, metavar="FILE", help="CPU time against the rank: a .png or .svg file")
     parser.add_argument("--quality", type=Path, metavar="FILE", help="loss against the rank: a .png or .svg file")
+    add_width_flag(parser)
     args = parser.parse_args(arguments)
     studies = load_studies(args.records)
-    draw_figures(studies, args.time, args.quality)
+    draw_figures(studies, args.time, args.quality, args.width or WIDTH)
     return tables(studies)
 
 

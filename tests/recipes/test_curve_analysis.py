@@ -9,11 +9,13 @@ import pytest
 import torch
 from scipy import stats
 
+from collab_fairseq.records import drawing
 from collab_fairseq.records.rows import load_run
 from fairseq_modern.errors import UserError
 from recipes import seeds
 from recipes.curve import analysis, figures
 from tests.common import ROOT
+from tests.drawn import figures_of, illegible
 
 RUNS = ROOT / "results" / "runs"
 LONGER = sorted(map(str, RUNS.glob("curve-*-u5500.json")))
@@ -206,6 +208,41 @@ def test_costs_are_paired_by_seed():
     low, high = t_interval(small - full)
     assert cost.low <= low + 1e-9  # also over the sentences
     assert cost.high >= high - 1e-9
+
+
+def test_figures_are_legible_in_one_column(tmp_path, monkeypatch):
+    """At 3.3 inches, no text is cut off or overlaps; with the panels side by side, some are."""
+    pytest.importorskip("matplotlib")
+    parts = ("curve_check-*-u2000.json", "curve-none-dk16-lr4-*-u2000.json", "curve-*-dk32-blocks8_lr4-*-u2000.json")
+    runs = [str(path) for part in parts for path in sorted(RUNS.glob(part))]
+    published = sorted(map(str, (ROOT / "results" / "published").glob("wmt14_en_de-*.json")))
+    with figures_of(monkeypatch) as drawn:
+        for narrow in (drawing.NARROW, 0):
+            monkeypatch.setattr(drawing, "NARROW", narrow)
+            figures.draw_costs([*runs, *published], drawing.FigureFile(tmp_path / "cost.pdf", 3.3))
+    assert illegible(drawn[0]) == []
+    assert "16\n(1/16) 32\n(1/8)" in illegible(drawn[1])
+
+
+def test_figure_of_training_has_names_instead_of_codes(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    files = [*LONGER, *map(str, RUNS.glob("curve_check-*-u2000.json"))]
+    files += [str(path) for row in figures.SHORT.values() for path in RUNS.glob(f"curve-{row}-s?-u2000.json")]
+    with figures_of(monkeypatch) as drawn:
+        figures.draw_training(files, drawing.FigureFile(tmp_path / "training.pdf", 3.3))
+    (figure,) = drawn
+    assert illegible(figure) == []
+    shown = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert shown[:3] == [
+        "collaborative 32 − standard 256",
+        "collaborative 32 − standard 32",
+        "standard 32 − standard 256",
+    ]
+    rows = [analysis.SELECTED[name] for name in ("C", "F")]
+    common = [seed for seed in range(1, 20) if all((RUNS / f"curve-{row}-s{seed}-u5500.json").exists() for row in rows)]
+    ends = [[parts(row, seed)["curves"]["valid"][-1]["nll_loss"] for seed in common] for row in rows]
+    expected = numpy.mean(ends[0]) - numpy.mean(ends[1])
+    assert figure.axes[0].get_lines()[0].get_ydata()[-1] == pytest.approx(expected, abs=1e-9)
 
 
 def test_seeds_of_one_setting_can_differ():

@@ -8,11 +8,14 @@ import shutil
 import pytest
 
 from collab_fairseq import checkpoints
-from collab_fairseq.heads import ablation, pruning
+from collab_fairseq.heads import ablation, pruning, roles
+from collab_fairseq.records.drawing import FigureFile
 from collab_fairseq.records.record import Record
 from recipes.heads import gates
+from recipes.heads.figures import draw
 from recipes.heads.page import agreement, page
 from tests.common import ROOT, run
+from tests.drawn import figures_of, illegible
 from tests.fixtures import sentence_pairs
 from tests.heads.cases import HEADS, load, standard_state
 from tests.heads.test_gates import gated_state
@@ -113,6 +116,53 @@ def test_figures_show_names_scores_and_common_axes(tmp_path):
     assert position_of_loss_8(names[1]) == common
     run("python", figures, tmp_path / f"{names[1]}.prune.json")
     assert position_of_loss_8(names[1]) != common
+
+
+def test_figures_are_legible_in_one_column(tmp_path, monkeypatch):
+    """At 3.3 inches, no text is cut off or overlaps, and squares show the numbers of the record."""
+    pytest.importorskip("matplotlib")
+    name = "convergence-standard-256"
+    records = {step: json.loads((RECORDS / f"{name}.{step}.json").read_text()) for step in ("ablate", "roles", "prune")}
+    with figures_of(monkeypatch) as drawn:
+        for step, record in records.items():
+            draw(record, FigureFile(tmp_path / f"{step}.pdf", 3.3), name, [])
+    ablate, shares, prune = drawn
+    assert [illegible(figure) for figure in drawn] == [[], [], []]
+    assert [part.get_suptitle() for part in ablate.subfigs] == ["without the head", "only that head in its layer"]
+    assert [axis.get_title() for axis in shares.axes[:3]] == [
+        "encoder: position",
+        "encoder: rare words",
+        "decoder: position",
+    ]
+    heads = records["roles"]["parts"]["looks"]
+    for axis, site, quantity in ((shares.axes[1], "E", "rare"), (shares.axes[2], "D", "positional")):
+        expected = [f"{heads[f'{site}:{layer}:{head}'][quantity]:.2f}" for layer in (1, 2) for head in range(1, 9)]
+        assert [text.get_text() for text in axis.texts] == expected
+    assert len(prune.axes) == 3
+
+
+def test_figures_mark_equal_importance_and_end_at_the_key_dimension(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    with figures_of(monkeypatch) as drawn:
+        for step in ("importance", "redundancy"):
+            record = json.loads((RECORDS / f"convergence-collaborative-32.{step}.json").read_text())
+            other = json.loads((RECORDS / f"convergence-standard-256.{step}.json").read_text())
+            draw(record, FigureFile(tmp_path / f"{step}.pdf", 3.3), "x", [record, other])
+    assert [illegible(figure) for figure in drawn] == [[], []]
+    (line,) = drawn[0].axes[-1].get_lines()
+    assert line.get_xdata()[0] == pytest.approx(8**-0.5)  # eight heads
+    assert drawn[1].axes[0].get_xlim() == (1, 32)
+
+
+def test_figure_of_roles_frames_heads_that_have_them(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    looks = {f"E:1:{head}": {"confidence": 0.5, "offset": 1, "positional": 0.1, "rare": 0.1} for head in (1, 2, 3)}
+    looks["E:1:2"].update(positional=0.95, rare=0.4999)
+    with figures_of(monkeypatch) as drawn:
+        roles.draw({"looks": looks}, tmp_path / "roles.pdf", "x")
+    position, rare, _, confidence, _ = drawn[0].axes
+    assert [len(axis.patches) for axis in (position, rare, confidence)] == [1, 0, 0]
+    assert position.patches[0].get_x() == pytest.approx(1, abs=0.5)
 
 
 def test_figures_share_axes_with_records_of_fewer_tests(tmp_path):
