@@ -178,7 +178,8 @@ class AttentionLayer(AttentionType, nn.Module):
         check_name(kernel, self.kernels)
         self.kernel = kernel
         self.reset_parameters()
-        self.to(device=device, dtype=dtype)
+        if device is not None or dtype is not None:
+            self.to(device=device, dtype=dtype)
 
     def _build(self) -> None:
         """Check the sizes of a subclass and create its further parameters; all arguments above are set."""

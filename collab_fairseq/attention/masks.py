@@ -80,7 +80,8 @@ def combine(
     combined = additive[0] if len(additive) == 1 else additive[0] + additive[1]
     hidden = (combined == -math.inf).all(dim=-1, keepdim=True)
     # on a CPU, reading the result is cheap and saves a copy of all head outputs; a GPU would have to synchronise
-    if like.device.type == "cpu" and not is_tracing() and not bool(hidden.any()):
+    readable = like.device.type == "cpu" and type(hidden) is Tensor and not is_tracing()
+    if readable and not bool(hidden.any()):
         return AttentionMask(combined, None)
     return AttentionMask(combined.masked_fill(hidden, 0.0), hidden)
 

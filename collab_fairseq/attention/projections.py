@@ -23,10 +23,9 @@ def is_seq_first(inputs: Tensor) -> bool:
 
 def uninitialised(inputs: int, outputs: int, bias: bool) -> nn.Linear:
     """A projection whose ``reset_parameters`` has yet to be called: drawing twice would change the random numbers."""
-    device = torch.get_default_device()
-    layer: nn.Linear = nn.utils.skip_init(  # type: ignore[no-untyped-call]
-        nn.Linear, inputs, outputs, bias=bias, device=device
-    )
+    layer = nn.Linear(inputs, outputs, bias=bias, device="meta")
+    for name, parameter in list(layer.named_parameters()):
+        layer.register_parameter(name, nn.Parameter(torch.empty(parameter.shape)))
     return layer
 
 

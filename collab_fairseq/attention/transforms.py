@@ -1,6 +1,6 @@
 """Detect tracing, compilation and functional transforms, with functions bound here: every call of a layer asks."""
 
-from torch._C import _get_tracing_state
+from torch._C import _get_dispatch_mode, _get_tracing_state, _TorchDispatchModeKey
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
@@ -9,10 +9,12 @@ from torch.compiler import is_compiling
 def is_tracing() -> bool:
     """Whether torch is tracing or transforming the computation instead of only running it.
 
-    True under ``torch.compile``, ``torch.export``, ``torch.jit.trace``, ``torch.func`` and forward-mode autograd. Code
-    must then neither depend on the values of tensors nor use a custom autograd function.
+    True under ``torch.compile``, ``torch.export``, ``torch.jit.trace``, ``make_fx``, ``torch.func`` and forward-mode
+    autograd. Code must then neither depend on the values of tensors nor use a custom autograd function.
     """
-    return is_compiling() or _get_tracing_state() is not None or is_transforming()
+    if is_compiling() or _get_tracing_state() is not None or is_transforming():
+        return True
+    return _get_dispatch_mode(_TorchDispatchModeKey.PROXY) is not None
 
 
 def is_transforming() -> bool:

@@ -7,7 +7,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.fsdp import fully_shard
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from collab_fairseq.attention import CollaborativeAttention, GroupedAttention, LatentAttention, StandardAttention
 from tests.attention.cases import ATTENTION_TYPES, E, H, N, T, build, inputs, leaves, masks, reference
@@ -279,3 +281,34 @@ def test_exported_program_takes_any_number_of_sentences_and_any_length(name, ker
         x, padding = example(rows, length)
         expected = reference(layer, x, x, x, {"key_padding_mask": padding}).output
         assert (program.module()(x, padding) - expected).abs().max() < FLOAT64
+
+
+@pytest.mark.parametrize("name", ATTENTION_TYPES)
+@pytest.mark.parametrize("tracing_mode", ["real", "symbolic"])
+def test_operations_recorded_by_make_fx_are_right_for_another_mask(name, tracing_mode):
+    """The recorded operations cannot depend on the values of the example."""
+    layer, (query, _, _) = build(name), inputs("self")
+
+    def function(parameters, query, mask):
+        return torch.func.functional_call(layer, parameters, (query, query, query, mask))[0]
+
+    parameters = {name: parameter.detach() for name, parameter in layer.named_parameters()}
+    example = torch.zeros(N, T, dtype=torch.bool)
+    recorded = make_fx(function, tracing_mode=tracing_mode)(parameters, query, example)
+    empty = masks("empty-rows", T, H)
+    expected = reference(layer, query, query, query, empty).output
+    assert (recorded(parameters, query, empty["key_padding_mask"]) - expected).abs().max() < FLOAT64
+    assert (recorded(parameters, query, example) - expected).abs().max() > 1e-2  # control
+
+
+@pytest.mark.parametrize("cls", [CollaborativeAttention, StandardAttention, MULTI_QUERY, LATENT])
+def test_layers_are_built_and_trained_with_fake_tensors(cls):
+    """As for estimates of memory; the shapes are those of torch's layer."""
+    for layer_class in (nn.MultiheadAttention, cls):
+        with FakeTensorMode():
+            layer = layer_class(E, H, batch_first=True)
+            query, mask = torch.randn(N, T, E, requires_grad=True), torch.zeros(N, T, dtype=torch.bool)
+            output, weights = layer(query, query, query, mask)
+            output.sum().backward()
+        assert (output.shape, weights.shape, query.grad.shape) == ((N, T, E), (N, T, T), (N, T, E))
+        assert {type(parameter.grad) for parameter in layer.parameters()} == {FakeTensor}
