@@ -9,6 +9,7 @@ from fairseq import utils
 
 from collab_fairseq import checkpoints
 from collab_fairseq.checkpoints import PathLike
+from collab_fairseq.scoring.text import HYPHENS
 from collab_fairseq.translation import TrainedModel, load_model
 from collab_fairseq.translation.text import sentencepiece_file, subword_units
 from collab_fairseq.translation.tokenizer import (
@@ -143,13 +144,23 @@ def _subword_model(
             raise UserError(f"BPE codes need dictionaries with BPE units (…@@); those in {data} have none")
         if subword_units(trained.task.source_dictionary) is None:
             raise UserError(f"the source dictionary in {data} must have BPE units (…@@), as the target has; got words")
-        read_bpe_codes(bpe_codes)  # raises an error that names the user's file
+        codes = read_bpe_codes(bpe_codes).bpe_codes  # may raise an error, which names the user's file
+        made = {"".join(pair).removesuffix("</w>") for pair in codes}
+        source = trained.task.source_dictionary  # joining needs no codes, and the target may have others
+        units = (unit.removesuffix("@@") for unit in source.symbols[source.nspecial :])
+        split = [unit for unit in units if len(unit) > 1 and unit not in HYPHENS]  # which may be a glossary
+        _check_units({"source": split}, made, bpe_codes, data)
         return "subword_nmt", os.fspath(bpe_codes)
     if sentencepiece is None and units == "sentencepiece":
         sentencepiece = sentencepiece_file(data)
     if sentencepiece is not None:
         _check_sentencepiece(trained, data, os.fspath(sentencepiece))
         return "sentencepiece", os.fspath(sentencepiece)
+    if units not in (None, "@@ ", "sentencepiece"):
+        raise UserError(
+            f"the dictionaries in {data} have subword units (marker {units.strip()}); an export can only split text "
+            "with SentencePiece or with BPE codes of subword-nmt (…@@)"
+        )
     if units is not None:
         needed = "BPE codes (--bpe-codes)" if units == "@@ " else "SentencePiece model (--sentencepiece)"
         raise UserError(f"the dictionaries in {data} have subword units, which need their {needed}")
@@ -160,13 +171,19 @@ def _check_sentencepiece(trained: TrainedModel, data: str, file: str) -> None:
     processor = read_sentencepiece(file)
     pieces = {processor.id_to_piece(number) for number in range(processor.get_piece_size())}
     dictionaries = {"source": trained.task.source_dictionary, "target": trained.task.target_dictionary}
-    for side, dictionary in dictionaries.items():
-        units = [unit for unit in dictionary.symbols[dictionary.nspecial :] if not unit.startswith("madeupword")]
-        share = sum(unit in pieces for unit in units) / max(1, len(units))
-        if share < _MIN_PIECES:
+    units = {side: dictionary.symbols[dictionary.nspecial :] for side, dictionary in dictionaries.items()}
+    _check_units(units, pieces, file, data)
+
+
+def _check_units(units: Dict[str, Sequence[str]], pieces: Collection[str], file: PathLike, data: str) -> None:
+    """Raise UserError unless nearly all units of a side are pieces of the subword model in a file."""
+    for side, names in units.items():
+        names = [name for name in names if not name.startswith("madeupword")]
+        share = sum(name in pieces for name in names) / max(1, len(names))
+        if names and share < _MIN_PIECES:
             raise UserError(
-                f"{file} is not the SentencePiece model of the {side} dictionary in {data}: at least {_MIN_PIECES:.0%} "
-                f"of the dictionary's units must be pieces of the model; got {share:.0%}"
+                f"{os.fspath(file)} is not the subword model of the {side} dictionary in {data}: at least "
+                f"{_MIN_PIECES:.0%} of the dictionary's units must be its pieces; got {share:.0%}"
             )
 
 

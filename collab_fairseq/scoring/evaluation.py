@@ -79,10 +79,9 @@ def evaluate(
     names = ", ".join(os.fspath(path) for path in logs)
     marker = text.subword_marker(log.hypotheses)
     if marker:
-        flag = "--remove-bpe" if marker == "@@" else "--remove-bpe sentencepiece"
-        raise UserError(
-            f"{names}: hypotheses must be words; got subword units (marker {marker}): run fairseq-generate with {flag}"
-        )
+        flags = {"@@": "--remove-bpe", "▁": "--remove-bpe sentencepiece", "##": "--remove-bpe ' ##'"}
+        remedy = f"run fairseq-generate with {flags[marker]}" if marker in flags else "join them first"
+        raise UserError(f"{names}: hypotheses must be words; got subword units (marker {marker}): {remedy}")
     raw = None if reference is None else _read_reference(reference, log)
     references = None if log.references is None else text.decode_marks(log.references, raw)
     log = log._replace(hypotheses=text.decode_marks(log.hypotheses, raw), references=references)

@@ -5,8 +5,18 @@ import re
 import unicodedata
 from typing import Callable, List, Optional, Sequence, Set
 
-# a punctuation mark before white space or the end of the line; raw text has no white space before it
-_MARK = re.compile(r"(\s?)[.,!?;:](?=\s|$)")
+# punctuation marks before white space or the end of the line; raw text has no white space before them, except that
+# French has before the second kind
+_MARKS = tuple(re.compile(rf"(\s?)[{marks}](?=\s|$)") for marks in (".,", "!?;:"))
+#: marker of unjoined subword units → its pattern: subword-nmt, SentencePiece, WordPiece, OpenNMT, byte-level BPE, GPT
+SUBWORDS = {
+    "@@": re.compile(r"@@(\s|$)"),
+    "▁": re.compile("▁"),
+    "##": re.compile(r"(?<!\S)##(?!AT##)\S"),
+    "￭": re.compile("￭"),
+    "Ġ": re.compile(r"(?<!\S)Ġ"),
+    "</w>": re.compile(r"\S</w>(?!\S)"),
+}
 # Moses' escapes, also of text that was escaped twice: &quot; &#124; &amp;#124;
 _ESCAPE = re.compile(r"&(?:#\d+|#[xX][\da-fA-F]+|[a-zA-Z]+);")
 # bytes of characters that a SentencePiece model with byte fallback does not know
@@ -20,11 +30,11 @@ _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff
 
 
 def subword_marker(texts: Sequence[str]) -> Optional[str]:
-    """The marker of unjoined subword units, `@@` or `▁`; None if the text has words.
+    """The marker of unjoined subword units, one of `SUBWORDS`; None if the text has words.
 
     A marker in at most one line of a hundred counts as part of the text.
     """
-    for marker, pattern in (("@@", re.compile(r"@@(\s|$)")), ("▁", re.compile("▁"))):
+    for marker, pattern in SUBWORDS.items():
         if sum(bool(pattern.search(text)) for text in texts) * 100 > len(texts):
             return marker
     return None
@@ -37,9 +47,13 @@ def lower_cased(texts: Sequence[str], others: Sequence[str]) -> bool:
 
 
 def looks_tokenised(texts: Sequence[str]) -> bool:
-    """Whether most punctuation marks are separated from the preceding word."""
-    separated = [match.group(1) != "" for text in texts for match in _MARK.finditer(text)]
-    return sum(separated) * 2 > len(separated)
+    """Whether most punctuation marks are separated from the preceding word: periods and commas, else others."""
+    plain = [_unescape(text) for text in texts]  # escapes end in a semicolon
+    for marks in _MARKS:
+        separated = [match.group(1) != "" for text in plain for match in marks.finditer(text)]
+        if separated:
+            return sum(separated) * 2 > len(separated)
+    return False
 
 
 def decode_marks(texts: Sequence[str], raw: Optional[Sequence[str]] = None) -> List[str]:

@@ -98,11 +98,11 @@ def _check_tokens(data: Any, name: str) -> None:
 
 
 def subword_units(dictionary: Any) -> Optional[str]:
-    """The value of fairseq's ``--remove-bpe`` for a dictionary; None if it has words."""
+    """The value of fairseq's ``--remove-bpe`` for a dictionary, or a marker that has none; None if it has words."""
     units, marker = dictionary.symbols[dictionary.nspecial :], subword_marker(dictionary.symbols)
     if marker is None and "▁" in units and sum(len(unit) == 1 for unit in units) * 2 > len(units):
         marker = "▁"  # characters: one unit has the marker
-    return {"▁": "sentencepiece", "@@": "@@ ", None: None}[marker]
+    return {"▁": "sentencepiece", "@@": "@@ ", "##": " ##"}.get(marker or "", marker)
 
 
 def byte_unit(dictionary: Any) -> Optional[str]:

@@ -44,6 +44,27 @@ def test_both_sides_have_units_of_the_codes(tmp_path):
         read_source(path, bpe_codes=codes)
 
 
+def test_codes_are_those_of_the_source_dictionary(tmp_path):
+    """Other codes would split words into units that the model does not know."""
+    path, codes = write_bpe_model(tmp_path)
+    assert read_source(path, bpe_codes=codes).card.subwords == "subword_nmt"
+    codes.write_text("#version: 0.2\nr e\nt h\nth e</w>\n")
+    with pytest.raises(UserError, match=r"codes is not the subword model of the source dictionary .* got 0%"):
+        read_source(path, bpe_codes=codes)
+
+
+def test_dictionaries_with_other_subword_units_are_rejected(tmp_path):
+    """They were exported as words. The control has words."""
+    path, _ = write_bpe_model(tmp_path, words=("en", "de"))
+    assert read_source(path).card.subwords is None
+    for lang in ("en", "de"):
+        dictionary = path.parent / "data-bin" / f"dict.{lang}.txt"
+        dictionary.write_text(dictionary.read_text().replace("do", "##do"))
+    checkpoint = write_checkpoint(tmp_path / "pieces.pt", path.parent / "data-bin", langs=("en", "de"), key_dim=6)
+    with pytest.raises(UserError, match=r"have subword units .marker ##.; an export can only split text with"):
+        read_source(checkpoint)
+
+
 def test_codes_of_fastbpe_are_named(tmp_path, capfd):
     path, codes = write_bpe_model(tmp_path)
     codes.write_text("r e 9\nre d</w> 8\n")  # with frequencies

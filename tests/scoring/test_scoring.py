@@ -380,10 +380,36 @@ def test_a_log_that_was_cut_is_not_scored(tmp_path):
     assert min(outcomes.values()) > 5
 
 
-@pytest.mark.parametrize(("lines", "marker"), [(["Ein Hu@@ nd lä@@ uft"], "@@"), (["▁Ein ▁Hu nd ▁läuft"], "▁")])
-def test_rejects_subword_units(tmp_path, lines, marker):
-    with pytest.raises(UserError, match=f"got subword units .marker {marker}.*--remove-bpe"):
-        evaluate([write(tmp_path / "log", log_lines(lines, lines))])
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("Ein Hu@@ nd lä@@ uft", "@@.*--remove-bpe"),
+        ("▁Ein ▁Hu nd ▁läuft", "▁.*--remove-bpe sentencepiece"),
+        ("Ein Hu ##nd lä ##uft", "##.*--remove-bpe ' ##'"),
+        ("Ein Hu ￭nd lä ￭uft", "￭.*join them first"),
+        ("Ein ĠHu nd Ġlä uft", "Ġ.*join them first"),
+        ("Ein</w> Hu nd</w>", "</w>.*join them first"),
+        ("Ein ##AT##-##AT## <b>Hund</b> läuft ## a##b", None),
+    ],
+)
+def test_rejects_subword_units(tmp_path, line, message):
+    log = write(tmp_path / "log", log_lines([line], [line]))
+    if message is None:
+        assert evaluate([log], target_lang="de").scores
+        return
+    with pytest.raises(UserError, match=f"got subword units .marker {message}"):
+        evaluate([log])
+
+
+def test_the_form_of_a_text_does_not_depend_on_escapes_or_french_spaces():
+    quotes = 'Er sagt: "Nein!", sie sagt: "Ja!"; dann lacht er.'
+    tokens = MosesTokenizer("de").tokenize(quotes, escape=True, return_str=True)
+    assert text.looks_tokenised([tokens])
+    assert not text.looks_tokenised([quotes.replace('"', "&quot;")])
+    french = ["Où est le chien ?", "Quel chien !", "Il dort."]
+    assert not text.looks_tokenised(french)
+    assert text.looks_tokenised([MosesTokenizer("fr").tokenize(line, return_str=True) for line in french])
+    assert text.looks_tokenised(["Wo ist er ?"])
 
 
 def test_remarks_on_lower_cased_hypotheses(tmp_path):

@@ -191,7 +191,7 @@ def test_failed_export_leaves_nothing(models, tmp_path):
     lines = (other / "dict.src.txt").read_text().replace("▁", "▁x")
     for lang in ("src", "tgt"):
         (other / f"dict.{lang}.txt").write_text(lines)
-    assert "is not the SentencePiece model of the source dictionary" in error_of(checkpoint, "--data", other)
+    assert "is not the subword model of the source dictionary" in error_of(checkpoint, "--data", other)
     assert "BPE codes need" in error_of(checkpoint, "--bpe-codes", checkpoint)
     assert "--half cannot be used with" in error_of(checkpoint, "--half", to="ctranslate2")
     narrow, limits = models.checkpoint("collaborative", key_dim=7), resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -203,8 +203,10 @@ def test_rejects_text_in_other_units(checkpoint, tiny_data, tmp_path, caplog):
         ([f"w{n}" for n in range(150)] + ["▁"], None),
         ([chr(192 + n) for n in range(150)] + ["▁"], "sentencepiece"),
         ([chr(192 + n) for n in range(150)], None),
+        ([f"##w{n}" for n in range(150)], " ##"),
+        ([f"w{n}￭" for n in range(150)], "￭"),
     ],
-    ids=["codes", "words", "characters of SentencePiece", "characters"],
+    ids=["codes", "words", "characters of SentencePiece", "characters", "WordPiece", "OpenNMT"],
 )
 def test_subword_units_of_a_dictionary(units, expected):
     dictionary = Dictionary()
