@@ -147,8 +147,8 @@ def _subword_model(
         codes = read_bpe_codes(bpe_codes).bpe_codes  # may raise an error, which names the user's file
         made = {"".join(pair).removesuffix("</w>") for pair in codes}
         source = trained.task.source_dictionary  # joining needs no codes, and the target may have others
-        units = (unit.removesuffix("@@") for unit in source.symbols[source.nspecial :])
-        split = [unit for unit in units if len(unit) > 1 and unit not in HYPHENS]  # which may be a glossary
+        names = (unit.removesuffix("@@") for unit in source.symbols[source.nspecial :])
+        split = [unit for unit in names if len(unit) > 1 and unit not in HYPHENS]  # which may be a glossary
         _check_units({"source": split}, made, bpe_codes, data)
         return "subword_nmt", os.fspath(bpe_codes)
     if sentencepiece is None and units == "sentencepiece":
