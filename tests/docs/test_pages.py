@@ -77,7 +77,7 @@ def test_train_average_translate_score(tiny_data, tmp_path):
 
 
 #: all pages, and the help of every subcommand
-TEXTS = {str(page.relative_to(ROOT)): page for page in [*PAGES, *sorted(ROOT.glob("re*/**/README.md"))]}
+TEXTS = {str(page.relative_to(ROOT)): page for page in [*PAGES, *sorted(ROOT.glob("re*/**/*.md"))]}
 TEXTS = {name: page.read_text(encoding="utf-8") for name, page in TEXTS.items()}
 for file in sorted((ROOT / "collab_fairseq" / "cli").glob("*.py")):
     TEXTS[f"cli/{file.name}"] = importlib.import_module(f"collab_fairseq.cli.{file.stem}").__doc__
@@ -111,16 +111,20 @@ def test_hydra(tiny_data, tmp_path):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_paths_and_links_exist(page):
+def test_paths_exist(page):
     named = re.findall(rf"`((?:{FOLDERS})/[\w/.-]+)`", PAGES[page])
     files = re.findall(r"`([\w.]+\.(?:txt|py|md|toml))`", PAGES[page])
-    linked = [link.partition("#") for link in re.findall(r"\]\(([^)]+)\)", PAGES[page]) if "://" not in link]
-    for path in [*(ROOT / name for name in [*named, *files]), *(page.parent / link for link, _, _ in linked)]:
-        assert path.exists(), path
+    assert all((ROOT / name).exists() for name in [*named, *files]), [*named, *files]
+
+
+@pytest.mark.parametrize("name", [name for name in TEXTS if name.endswith(".md")])
+def test_links_lead_to_files_and_headings(name):
+    linked = [link.partition("#") for link in re.findall(r"\]\(([^)]+)\)", TEXTS[name]) if "://" not in link]
     for link, _, anchor in linked:
-        headings = re.findall(r"^#+ (.*)$", (page.parent / link).read_text(encoding="utf-8"), re.M) if anchor else []
+        path = (ROOT / name).parent / link if link else ROOT / name
+        assert path.exists(), path
+        headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.M) if anchor else []
         assert not anchor or anchor in [re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings], anchor
-    assert named or linked
 
 
 def test_flags_are_known():
@@ -189,14 +193,23 @@ def numbers(interval):
 
 
 @pytest.mark.parametrize(
-    ("page", "tables"), [("", "curve"), ("recipes/curve", "curve"), ("recipes/multi30k", "multi30k")]
+    ("page", "tables"),
+    [
+        ("README.md", "curve"),
+        ("docs/flags.md", r"\w+"),
+        ("recipes/curve/README.md", "curve"),
+        ("recipes/curve/convergence.md", "curve"),
+        ("recipes/curve/rates.md", "curve"),
+        ("recipes/multi30k/README.md", "multi30k"),
+    ],
 )
-def test_intervals_in_sentences_match_the_tables(page, tables):
-    lines = (ROOT / page / "README.md").read_text(encoding="utf-8").splitlines()
-    pages = (ROOT / "recipes" / tables).glob("*.md")
-    rows = [row for each in pages for row in each.read_text(encoding="utf-8").splitlines()]
-    in_text = list(intervals(line for line in lines if not line.startswith("|")))
-    in_tables = [numbers(found) for found in intervals(line for line in rows if line.startswith("|"))]
+def test_intervals_match_the_generated_tables(page, tables):
+    """Intervals in sentences, and in tables that are written by hand."""
+    generated = r"<!-- \w+: .*?-->(.*?)<!-- /"
+    in_text = list(intervals(re.sub(generated, "", TEXTS[page], flags=re.DOTALL).splitlines()))
+    pages = [text for name, text in TEXTS.items() if re.fullmatch(rf"recipes/{tables}/\w+\.md", name)]
+    lines = [line for text in pages for part in re.findall(generated, text, re.DOTALL) for line in part.splitlines()]
+    in_tables = [numbers(found) for found in intervals(lines)]
     assert in_text
     for found in in_text:
         mean, low, high = numbers(found)
