@@ -27,7 +27,7 @@ def write(path, model, updates=1, **extra):
     return path
 
 
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.6, 0.95, 0.9999])
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.6, 0.9999])
 def test_rejects_truncated_checkpoint_in_one_line(tmp_path, share):
     content = write(tmp_path / "complete.pt", MODEL).read_bytes()
     path = tmp_path / "cut.pt"

@@ -41,7 +41,6 @@ def test_rejects_unwritable_output_first(command, tmp_path, monkeypatch):
     [
         ("heads ablate x --reference test", "must be SPLIT=FILE, such as test=test.de; got 'test'"),
         ("heads ablate x --reference a=b --reference a=c", "--reference must name each split once; got a, a"),
-        ("reparam x --key-dim 8 --output y --reference a=b --reference a=c", "must name each split once; got a, a"),
         ("heads ablate x", "--reference SPLIT=FILE is needed"),
         ("heads importance x --label y", "--label needs a Hugging Face model folder; x is not a folder"),
         ("heads importance x --device gpu", "must be auto, cpu, cuda or cuda:N; got 'gpu'"),

@@ -49,7 +49,6 @@ DICTIONARIES = {
     "not UTF-8": (lambda text: b"\xff\xfe 1\n" + text, "Incorrect encoding"),
     "no counts": (lambda text: text.replace(b" 1\n", b"\n"), "Incorrect dictionary format"),
     "a word twice": (lambda text: text.partition(b"\n")[0] + b"\n" + text, "Duplicate word"),
-    "padding as a word": (lambda text: b"<pad> 1\n" + text, "Duplicate word"),
     "an extra word": (lambda text: text + b"extra 1\n", "the data of another model"),
 }
 

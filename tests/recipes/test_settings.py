@@ -62,21 +62,17 @@ def assert_accepted(done):
     [
         # names and types: errors of OmegaConf
         ("model.encoder.layer=3", "Key 'layer' not in 'EncDecBaseConfig' full_key: model.encoder.layer"),
-        ("optimization.epochs=3", "Key 'epochs' not in 'OptimizationConfig' full_key: optimization.epochs"),
         ("recipe.averag=3", "Key 'averag' not in 'Recipe' full_key: recipe.averag"),
         ("optimization.clip_norm=high", "Value 'high' of type 'str' could not be converted to Float full_key: optimiz"),
         ("optimization.lr=[1", "while parsing a flow sequence"),
         ("model.dropout=${nothere.x}", "Interpolation key 'nothere.x' not found full_key: model.dropout"),
         # sections that would not reach fairseq-train
-        ("optimisation.lr=[1]", "settings must be in the sections common, task, model"),
         ("ema.store_ema=true", "settings must be in the sections common, task, model"),
         ("optimizer._name=fuse_adam", "optimizer._name must be registered by fairseq or this project; got fuse_adam"),
         # what a run would only show at its end, or not at all
         ("recipe.average=0", "recipe.average must be at least 1; got 0"),
-        ("generation.beam=0", "generation.beam must be at least 1; got 0"),
         ("dataset.max_tokens=null", "dataset.max_tokens must be at least 1; got None"),
         ("optimization.update_freq=[4,1]", "optimization.update_freq must be one number in a recipe; got [4, 1]"),
-        ("model.dropout=7", "model.dropout must be between 0 and 1; got 7"),
         ("common.log_format=simple", "common.log_format must be json, which a recipe reads; got simple"),
         ("optimization.stop_min_lr=1", "stop_min_lr must be below the learning rate of every update, 1e-07; got 1.0"),
         ("checkpoint.keep_interval_updates=1", "--average must be at most 1, the number of checkpoints kept; got 5"),
@@ -85,11 +81,9 @@ def assert_accepted(done):
         # reserved
         ("checkpoint.patience=5", "checkpoint.patience must be left out: the recipe sets it, or could not resume, av"),
         ("checkpoint.no_save_optimizer_state=true", "checkpoint.no_save_optimizer_state must be left out"),
-        ("dataset.gen_subset=valid", "dataset.gen_subset must be left out"),
         ("common.amp=true", "common.amp must be left out"),
         ("common.user_dir=/x", "common.user_dir must be left out"),
         ("checkpoint.save_dir=/x", "checkpoint.save_dir must be left out"),
-        ("task.data=/x", "task.data must be left out"),
     ],
 )
 def test_rejects_wrong_settings_before_any_work(word, message, call, tmp_path):
@@ -244,12 +238,7 @@ def test_sweep_translates_again_with_other_settings_of_decoding(call, tmp_path):
     ("text", "message"),
     [
         ("defaults: [nosuch]", "Could not load 'nosuch'"),
-        (
-            "{dataset: {max_tokens: x}, recipe: {variants: {a: ''}}}",
-            "Value 'x' of type 'str' could not be converted to Integer",
-        ),
         ("{banana: {a: 1}, recipe: {variants: {a: ''}}}", "settings must be in the sections common, task, model"),
-        ("{common: {amp: true}, recipe: {variants: {a: ''}}}", "common.amp must be left out"),
         ("{task: {target_lang: no}, recipe: {variants: {a: ''}}}", "task.target_lang must be text, in quotes if YAML"),
         ("recipe: {variants: {a: common.cpu=true}}", "common.cpu must be left out"),
         ("[", "while parsing"),
