@@ -127,8 +127,8 @@ def study(record: Dict[str, Any]) -> str:
     differences = f"the loss differs by {loss_gap:.0e} and BLEU by {max(bleu_gaps, default=0):.2f}"
     at_full = f"sacreBLEU: `{signature}`. At full rank {differences}."
     layers = f"{sizes['encoder_layers']}+{sizes['decoder_layers']} layers"
-    widths = f"width {sizes['encoder_embed_dim']}, {sizes['encoder_attention_heads']} heads"
-    title = f"### {record['name']}: {layers}, {widths}"
+    heads = f"d_model {sizes['encoder_embed_dim']}, {sizes['encoder_attention_heads']} heads"
+    title = f"### {record['name']}: {layers}, {heads}"
     return "\n\n".join([title, " ".join(about), pages.table(rows, numbers=True), at_full]) + "\n\n"
 
 
