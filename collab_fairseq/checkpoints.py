@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import reprlib
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, MutableMapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -289,7 +289,9 @@ def _check_run(settings: Dict[str, Any], state: Dict[str, Any], path: str, other
         raise UserError(f"{other_path} must have {match[2]} updates, as in its name; got {updates}")
 
 
-def model_settings(state: Dict[str, Any]) -> Mapping[str, Any]:
-    """The model settings of any checkpoint, to read; empty if it has none."""
-    settings = (state.get("cfg") or {}).get("model") or {}
-    return vars(settings) if isinstance(settings, argparse.Namespace) else settings
+def model_settings(state: Mapping[str, Any]) -> MutableMapping[str, Any]:
+    """The model settings of a checkpoint; writing to them changes the checkpoint. Empty if it has none."""
+    settings = (state.get("cfg") or {}).get("model")
+    if isinstance(settings, argparse.Namespace):
+        return vars(settings)
+    return {} if settings is None else settings

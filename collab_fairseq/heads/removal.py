@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from collab_fairseq.attention import AttentionLayer
-from collab_fairseq.checkpoints import PathLike
-from collab_fairseq.modules.fairseq_compat import as_transformer_collab, drop_training_state, model_config
+from collab_fairseq.checkpoints import PathLike, model_settings
+from collab_fairseq.modules.fairseq_compat import as_transformer_collab, drop_training_state
 from collab_fairseq.modules.gates import CRITERION, HeadGates
 from collab_fairseq.modules.head_names import (
     LETTERS,
@@ -99,7 +99,7 @@ def remove_closed_heads(state: Mapping[str, Any], *, empty_layers: bool = False)
     """The checkpoint without gates and closed heads; ``empty_layers`` as in :func:`remove_heads`."""
     closed = [head for head, gate in read_gates(state).items() if not gate.is_open]
     collab_state = as_transformer_collab(dict(state))
-    config, model = model_config(collab_state), collab_state["model"]
+    config, model = model_settings(collab_state), collab_state["model"]
     for name in [name for name in model if name.endswith(LOG_ALPHA)]:
         del model[name]
     config.update(head_gates="none", head_gates_freeze_decoder=False)
@@ -129,7 +129,7 @@ def remove_heads(
 
 
 def _remove(collab_state: Dict[str, Any], heads: Mapping[str, Iterable[int]], empty_layers: bool) -> Removal:
-    config, model = model_config(collab_state), collab_state["model"]
+    config, model = model_settings(collab_state), collab_state["model"]
     layers = checkpoint_layers(collab_state)
     removed = parse_heads(f"{config.get('mask_heads') or ''} {describe(heads)}")
     _check_removable(removed, layers, empty_layers)

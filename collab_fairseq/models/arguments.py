@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from collab_fairseq import checkpoints
 from collab_fairseq.attention.attention_types import KEY_DIM_SETTINGS, SITES, parse_sites, side_of
-from collab_fairseq.modules.fairseq_compat import as_transformer_collab, model_config
+from collab_fairseq.modules.fairseq_compat import as_transformer_collab
 from collab_fairseq.modules.settings import SUB_CONFIGS, flat, parse_shapes
 from fairseq_modern.errors import UserError
 
@@ -123,7 +123,7 @@ def inherit_attention(args: Any) -> None:
     if not isinstance(state.get("model"), dict):
         raise UserError(f"--attention-from must be a checkpoint with model parameters; {path} has none")
     try:
-        config = {**copy.deepcopy(OWN_DEFAULTS), **model_config(as_transformer_collab(state))}
+        config = {**copy.deepcopy(OWN_DEFAULTS), **checkpoints.model_settings(as_transformer_collab(state))}
     except UserError as error:
         raise UserError(f"--attention-from {path}: {error}") from error
     for name in _INHERITED:

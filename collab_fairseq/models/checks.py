@@ -10,8 +10,8 @@ from fairseq.criterions import CRITERION_REGISTRY
 from collab_fairseq.attention import ATTENTION_TYPES, SITES, AttentionLayer
 from collab_fairseq.attention.attention_type import is_given
 from collab_fairseq.attention.attention_types import side_of
+from collab_fairseq.checkpoints import model_settings
 from collab_fairseq.modules.attention import build_attention
-from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.head_names import check_heads, parse_heads
 from collab_fairseq.modules.settings import (
     SUB_CONFIGS,
@@ -128,7 +128,7 @@ def check_checkpoint(state: Dict[str, Any]) -> None:
         raise UserError(f"cfg.criterion must be a criterion of fairseq; got {criterion[:80]!r}")
     multiple = "required_batch_size_multiple"
     check_type(f"dataset.{multiple}", int, sections["dataset"].get(multiple))
-    model = model_config(state)
+    model = model_settings(state)
     check_fields(model)
     for side in ("encoder", "decoder"):
         saved = {name.split(".")[2] for name in state["model"] if name.startswith(f"{side}.layers.")}

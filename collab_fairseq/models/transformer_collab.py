@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from collab_fairseq.attention.cache import source_rows
 from collab_fairseq.checkpoints import DICTIONARIES, model_settings
 from collab_fairseq.modules.compiled import CompiledDecoderLayer, CompiledEncoderLayer
-from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.layers import CollabDecoderLayer, CollabEncoderLayer
 from collab_fairseq.modules.sites import attention_layers, checkpoint_layers, parameter_prefix
 from collab_fairseq.search.shortlist import ShortlistGenerator
@@ -256,7 +255,7 @@ class TransformerCollabModel(TransformerModelBase):
         saved_layers = checkpoint_layers(state)
         if all(layers[layer_id].scale == layer.scale for layer_id, layer in saved_layers.items() if layer_id in layers):
             return
-        previous, current = model_config(state).get("mixing_lr_multiplier", 1.0), self.args.mixing_lr_multiplier
+        previous, current = model_settings(state).get("mixing_lr_multiplier", 1.0), self.args.mixing_lr_multiplier
         if state.get("last_optimizer_state") and not reset_optimizer:
             if previous == current:
                 raise UserError(

@@ -4,25 +4,20 @@ import copy
 import logging
 import re
 from argparse import Namespace
-from typing import Any, Dict, MutableMapping
+from typing import Any, Dict
 
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from fairseq.modules import MultiheadAttention
 from omegaconf import OmegaConf
 
+from collab_fairseq.checkpoints import model_settings
 from fairseq_modern.encoder_layer import SURPLUS
 from fairseq_modern.errors import UserError
 
 from .settings import flat
 
 _SURPLUS = re.compile(rf"encoder\.layers\.\d+\.({'|'.join(SURPLUS)})")
-
-
-def model_config(state: Dict[str, Any]) -> MutableMapping[str, Any]:
-    """The model settings of a checkpoint as a mapping; writing to it changes the checkpoint."""
-    model = state["cfg"]["model"]
-    return vars(model) if isinstance(model, Namespace) else model
 
 
 def as_transformer_collab(state: Dict[str, Any]) -> Dict[str, Any]:
@@ -44,7 +39,7 @@ def as_transformer_collab(state: Dict[str, Any]) -> Dict[str, Any]:
     converted["cfg"] = OmegaConf.to_container(cfg) if OmegaConf.is_config(cfg) else copy.deepcopy(cfg)
     if not isinstance(converted["cfg"].get("model"), Namespace):
         converted["cfg"]["model"] = flat(converted["cfg"].get("model") or {})
-    model = model_config(converted)
+    model = model_settings(converted)
     arch = model.get("_name") or model.get("arch")
     model_name = ARCH_MODEL_NAME_REGISTRY.get(arch, arch) if isinstance(arch, str) else arch
     if model_name == "transformer":

@@ -9,10 +9,10 @@ from torch import nn
 
 from collab_fairseq.attention import AttentionLayer
 from collab_fairseq.attention.attention_types import uninitialised_layer
+from collab_fairseq.checkpoints import model_settings
 from fairseq_modern.errors import UserError
 
 from .attention import IncrementalAttention
-from .fairseq_compat import model_config
 from .gates import HeadGates
 from .head_names import short_name
 from .settings import SITES, flat, parse_shapes
@@ -69,7 +69,7 @@ def checkpoint_layers(state: Mapping[str, Any]) -> Dict[str, AttentionLayer]:
 
     Missing parameters and unexpected shapes raise UserError.
     """
-    config, parameters = model_config(dict(state)), state["model"]
+    config, parameters = model_settings(state), state["model"]
     shapes = parse_shapes(config.get("attention_shapes"))
     settings = {**flat(TransformerConfig()), **flat(config)}
     layers: Dict[str, AttentionLayer] = {}

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from collab_fairseq.attention.factors import AttentionError, ScoreWeights
-from collab_fairseq.modules.fairseq_compat import as_transformer_collab, drop_training_state, model_config
+from collab_fairseq.checkpoints import model_settings
+from collab_fairseq.modules.fairseq_compat import as_transformer_collab, drop_training_state
 from collab_fairseq.modules.settings import SITES, parse_sites
 from collab_fairseq.modules.sites import attention_layers, parameter_prefix
 from collab_fairseq.translation import TrainedModel, batches
@@ -119,7 +120,7 @@ def converted_state(trained: TrainedModel, weights: Mapping[str, ScoreWeights]) 
     (:func:`.drop_training_state`).
     """
     state = as_transformer_collab(trained.state)
-    model, config = state["model"], model_config(state)
+    model, config = state["model"], model_settings(state)
     shapes = {layer_id: dict(shape) for layer_id, shape in (config.get("attention_shapes") or {}).items()}
     layers = attention_layers(trained.model)
     for layer_id, scores in weights.items():

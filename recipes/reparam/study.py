@@ -30,7 +30,6 @@ import torch
 
 from collab_fairseq import checkpoints, translation
 from collab_fairseq.cli.options import command
-from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.records.record import Record
 from collab_fairseq.reparam import HeadFactors, ScoreWeights, relative_error
 from collab_fairseq.reparam.allocation import allocate_ranks, measure_divergences
@@ -112,7 +111,7 @@ class Study:
     def settings(self) -> Dict[str, Any]:
         """The record's settings: everything that the results depend on."""
         args, state = self.args, self.trained.state
-        config = model_config(state)
+        config = checkpoints.model_settings(state)
         model = {
             **checkpoints.file_setting(args.model),
             "updates": checkpoints.num_updates(state),

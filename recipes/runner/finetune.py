@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from collab_fairseq import checkpoints
 from collab_fairseq.cli.options import pair, positive, references
-from collab_fairseq.modules.fairseq_compat import as_transformer_collab, model_config
+from collab_fairseq.modules.fairseq_compat import as_transformer_collab
 from fairseq_modern.errors import UserError
 from fairseq_modern.fault_tolerance.checkpoints import latest_valid_checkpoint
 
@@ -79,7 +79,7 @@ def open_folder(args: argparse.Namespace, recipe: str, options: Dict[str, Any]) 
 
 def model_flags(checkpoint: str) -> List[str]:
     """Flags of fairseq-train for a model with the settings of a checkpoint; --attention-from has those of attention."""
-    config = model_config(as_transformer_collab(checkpoints.load(checkpoint)))
+    config = checkpoints.model_settings(as_transformer_collab(checkpoints.load(checkpoint)))
     names = [*(f"{side}_{name}" for side in ("encoder", "decoder") for name in SIDE_SETTINGS), *MODEL_SETTINGS]
     model = {name: config.get(name) for name in names}
     model["dropout"] = model["dropout"] or 0  # None would mean fairseq's default, 0.1

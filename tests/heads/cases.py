@@ -10,7 +10,7 @@ from torch import nn
 
 from collab_fairseq import checkpoints
 from collab_fairseq.attention import block_mixing
-from collab_fairseq.modules.fairseq_compat import as_transformer_collab, model_config
+from collab_fairseq.modules.fairseq_compat import as_transformer_collab
 from collab_fairseq.modules.sites import parameter_prefix
 from collab_fairseq.reparam import fit_layers
 from collab_fairseq.reparam.fairseq import converted_state, scores_by_layer
@@ -37,7 +37,7 @@ def standard_state(run):
     Its translations reach the maximum length, which is therefore short.
     """
     state = as_transformer_collab(checkpoints.load(run / "checkpoint_best.pt"))
-    model_config(state)["max_target_positions"] = 14
+    checkpoints.model_settings(state)["max_target_positions"] = 14
     generator = torch.Generator().manual_seed(0)
     for name, tensor in state["model"].items():
         if "layers" in name:
@@ -48,7 +48,7 @@ def standard_state(run):
 def collaborative_state(run, content_bias=False, key_dim=None):
     """The same model with dense mixing matrices at all sites, and the first ``key_dim`` key dimensions."""
     state = copy.deepcopy(standard_state(run))
-    config, model = model_config(state), state["model"]
+    config, model = checkpoints.model_settings(state), state["model"]
     config.update(collaborative_heads="encoder_cross_decoder", attention_content_bias=content_bias, key_dim=key_dim)
     config["mixing_lr_multiplier"] = 2.0 if content_bias else 1.0
     generator = torch.Generator().manual_seed(1)

@@ -12,7 +12,6 @@ from collab_fairseq.heads import ablation, pruning
 from collab_fairseq.heads.ablation import TestSet, evaluate
 from collab_fairseq.heads.attention_hooks import masked
 from collab_fairseq.heads.removal import remove_heads
-from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.head_names import describe, parse_heads
 from collab_fairseq.modules.sites import attention_layers, parameter_prefix
 from collab_fairseq.records.record import Record
@@ -41,8 +40,8 @@ def states(tiny_run):
         "grouped": standard_state(tiny_run),
     }
     # one head per group, so that heads can be removed
-    model_config(states["content-bias"])["value_heads"] = 2
-    model_config(states["grouped"])["kv_heads"] = 2
+    checkpoints.model_settings(states["content-bias"])["value_heads"] = 2
+    checkpoints.model_settings(states["grouped"])["kv_heads"] = 2
     return states
 
 

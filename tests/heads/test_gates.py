@@ -10,7 +10,6 @@ from fairseq.logging import metrics
 
 from collab_fairseq import checkpoints
 from collab_fairseq.heads.removal import read_gates, remove_closed_heads
-from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.gates import CRITERION
 from collab_fairseq.modules.head_names import describe
 from collab_fairseq.modules.sites import attention_layers, gates_of, parameter_prefix
@@ -37,7 +36,7 @@ def gated_state(state, values=VALUES):
     """Add gates and their criterion."""
     for layer_id, log_alpha in zip(LAYER_IDS, values, strict=True):
         state["model"][f"{parameter_prefix(layer_id)}head_gates.log_alpha"] = torch.tensor(log_alpha)
-    model_config(state)["head_gates"] = "encoder_cross_decoder"
+    checkpoints.model_settings(state)["head_gates"] = "encoder_cross_decoder"
     state["cfg"]["criterion"].update(_name=CRITERION, gate_penalty=0.5)
     return state
 

@@ -11,7 +11,6 @@ from collab_fairseq.heads.attention_hooks import masked, multiplied
 from collab_fairseq.heads.importance import batch_of, gradients, importance
 from collab_fairseq.heads.relevance import relevance
 from collab_fairseq.heads.roles import roles
-from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.head_names import head_name, parse_heads
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import batches
@@ -94,8 +93,8 @@ def test_masked_head_has_no_importance(trained):
 
 def test_encoder_heads_have_no_importance_without_cross_attention(tiny_run, tiny_data):
     state = standard_state(tiny_run)
-    model_config(state)["no_cross_attention"] = True
-    model_config(state)["checkpoint_activations"] = True  # only saves memory in training
+    checkpoints.model_settings(state)["no_cross_attention"] = True
+    checkpoints.model_settings(state)["checkpoint_activations"] = True  # only saves memory in training
     state["model"] = {name: tensor for name, tensor in state["model"].items() if "encoder_attn" not in name}
     trained = load(state, tiny_data)
     heads = importance(trained, "valid", sentences=3)["heads"]
@@ -103,7 +102,7 @@ def test_encoder_heads_have_no_importance_without_cross_attention(tiny_run, tiny
     assert [values["raw"] > 1e-3 for values in heads.values()] == [False, False, True, True]
     with pytest.raises(UserError, match="the decoder has no cross-attention"):
         relevance(trained, "valid", sentences=3)
-    model_config(state)["cross_self_attention"] = True
+    checkpoints.model_settings(state)["cross_self_attention"] = True
     with pytest.raises(UserError, match="D:1 attends to source and target together"):
         roles(load(state, tiny_data), "valid", sentences=3)
 

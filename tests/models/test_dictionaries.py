@@ -5,7 +5,6 @@ import hashlib
 import pytest
 
 from collab_fairseq import checkpoints
-from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.translation import load_model, loss
 from collab_fairseq.translation.load import model_from_state
 from fairseq_modern.errors import UserError
@@ -56,7 +55,7 @@ def without(trained):
     """The same checkpoint as an earlier version wrote it."""
     state = checkpoints.load(trained / "checkpoint_last.pt")
     for name in DIGESTS:
-        del model_config(state)[name]
+        del checkpoints.model_settings(state)[name]
     checkpoints.save(state, trained / "without.pt")
     return trained / "without.pt"
 
@@ -65,7 +64,7 @@ def test_the_settings_have_the_digests_of_the_files(checkpoint, tiny_data):
     lines = (tiny_data / "dict.src.txt").read_text(encoding="utf-8").splitlines()
     symbols = ["<s>", "<pad>", "</s>", "<unk>", *(line.rpartition(" ")[0] for line in lines)]
     digest = hashlib.sha256("\n".join(symbols).encode()).hexdigest()
-    settings = model_config(checkpoints.load(checkpoint))
+    settings = checkpoints.model_settings(checkpoints.load(checkpoint))
     assert [settings[name] for name in DIGESTS] == [digest, digest]
 
 
@@ -85,7 +84,7 @@ def test_tools_reject_another_dictionary_of_the_same_size(checkpoint, without, e
     assert right == loss(load_model(checkpoint, tiny_data), "valid").loss
     assert abs(wrong - right) > 0.01
     state = checkpoints.load(checkpoint)
-    model_config(state)[DIGESTS[1]] = "0" * 64
+    checkpoints.model_settings(state)[DIGESTS[1]] = "0" * 64
     with pytest.raises(UserError, match=r"the target dictionary must .* \(SHA-256 000000000000…\)"):
         model_from_state(state, "state", tiny_data)
 
@@ -93,7 +92,7 @@ def test_tools_reject_another_dictionary_of_the_same_size(checkpoint, without, e
 def test_fairseq_rejects_another_dictionary_of_the_same_size(checkpoint, without, exchanged, tiny_data):
     message = "error: the source dictionary must have the symbols of the one that the model was trained with"
     log = rejected(run("fairseq-generate", exchanged, "--path", checkpoint, *SEARCH, check=False), message)
-    expected = model_config(checkpoints.load(checkpoint))[DIGESTS[0]]
+    expected = checkpoints.model_settings(checkpoints.load(checkpoint))[DIGESTS[0]]
     assert f"(SHA-256 {expected[:12]}…); got another one (" in log
     outputs = [
         run("fairseq-generate", data, "--path", path, *SEARCH).stdout
@@ -120,7 +119,7 @@ def test_a_checkpoint_of_an_earlier_version_continues_in_the_same_way(checkpoint
         run(*train_command(tiny_data, tmp_path / path.stem, **{**FLAGS, "max_update": 34}, restore_file=path))
         states.append(checkpoints.load(tmp_path / path.stem / "checkpoint_last.pt"))
     assert same_training(*states)
-    first, second = ([model_config(state)[name] for name in DIGESTS] for state in states)
+    first, second = ([checkpoints.model_settings(state)[name] for name in DIGESTS] for state in states)
     assert first == second
     assert None not in first
 
@@ -128,14 +127,16 @@ def test_a_checkpoint_of_an_earlier_version_continues_in_the_same_way(checkpoint
 def test_average_rejects_models_with_different_dictionaries(trained, without, tmp_path):
     one, other = trained / "checkpoint1.pt", trained / "checkpoint_last.pt"
     state = checkpoints.load(other)
-    model_config(state)[DIGESTS[1]] = "0" * 64
+    checkpoints.model_settings(state)[DIGESTS[1]] = "0" * 64
     checkpoints.save(state, tmp_path / "other.pt")
     words = ["average", "--different-runs", "--output", tmp_path / "average.pt", "--inputs", one]
     assert f"{DIGESTS[1]} is {'0' * 64} in {tmp_path / 'other.pt'}" in collab(*words, tmp_path / "other.pt", status=1)
     collab(*words, without)
     (tmp_path / "average.pt").unlink()
     collab(*words, other)
-    average, expected = (model_config(checkpoints.load(path)) for path in (tmp_path / "average.pt", other))
+    average, expected = (
+        checkpoints.model_settings(checkpoints.load(path)) for path in (tmp_path / "average.pt", other)
+    )
     assert [average[name] for name in DIGESTS] == [expected[name] for name in DIGESTS]
 
 
@@ -145,11 +146,11 @@ def test_conversions_keep_the_digests(checkpoint, exchanged, tiny_data, tmp_path
     collab("heads", "prune", checkpoint, "--remove", "E:1:1", "--output", tmp_path / "removed.pt")
     for target in ("folder", "fairseq"):
         collab("export", checkpoint, "--to", target, "--data", tiny_data, "--output", tmp_path / target)
-    expected = [model_config(checkpoints.load(checkpoint))[name] for name in DIGESTS]
+    expected = [checkpoints.model_settings(checkpoints.load(checkpoint))[name] for name in DIGESTS]
     for file in ("reparam.pt", "removed.pt", "folder/model.pt"):
         state = checkpoints.load(tmp_path / file)
-        assert [model_config(state)[name] for name in DIGESTS] == expected
+        assert [checkpoints.model_settings(state)[name] for name in DIGESTS] == expected
         model_from_state(state, file, tiny_data)
         with pytest.raises(UserError, match="the source dictionary must have the symbols"):
             model_from_state(state, file, exchanged)
-    assert not set(DIGESTS) & set(model_config(checkpoints.load(tmp_path / "fairseq" / "model.pt")))
+    assert not set(DIGESTS) & set(checkpoints.model_settings(checkpoints.load(tmp_path / "fairseq" / "model.pt")))

@@ -10,7 +10,6 @@ from fairseq.data import LanguagePairDataset
 
 from collab_fairseq import checkpoints
 from collab_fairseq.heads.relevance import relevance_by_step
-from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.reparam import AttentionError, relative_error, scores_of
 from collab_fairseq.reparam.allocation import allocate_ranks, divergences, lower_convex_hull, measure_divergences
@@ -175,7 +174,7 @@ def test_distillation_that_diverges_returns_the_start(trained, calibrations, sam
 def test_rejects_adaptive_softmax_where_logits_are_needed(trained, start, sampled, tiny_data, tmp_path, caplog):
     """Conversion without them is the control."""
     not_shared = dict.fromkeys(("share_all_embeddings", "share_decoder_input_output_embed"), False)
-    config = Namespace(**{**model_config(trained.state), **not_shared, "adaptive_softmax_cutoff": [8]})
+    config = Namespace(**{**checkpoints.model_settings(trained.state), **not_shared, "adaptive_softmax_cutoff": [8]})
     model = trained.task.build_model(config)
     cfg = {**trained.state["cfg"], "model": config}
     checkpoints.save({**trained.state, "cfg": cfg, "model": model.state_dict()}, tmp_path / "adaptive.pt")

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from collab_fairseq import checkpoints
-from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.records.record import load as load_record
 from collab_fairseq.reparam import AttentionError, Calibrator, relative_error, scores_of
@@ -82,7 +81,7 @@ def test_converts_the_selected_layers_of_standard_and_collaborative_models(train
     selected = layer_ids(trained, "decoder_cross")
     state, fits = convert(trained, dict.fromkeys(selected, 8), calibrations)
     assert list(fits) == selected == ["cross.0", "decoder.0"]
-    assert sorted(model_config(state)["attention_shapes"]) == selected
+    assert sorted(checkpoints.model_settings(state)["attention_shapes"]) == selected
     kept = [name for name in trained.state["model"] if name.startswith("encoder")]
     assert all(state["model"][name] is trained.state["model"][name] for name in kept)
     half = with_state(trained, state)
@@ -211,8 +210,11 @@ def test_fine_tuning_resumes_bit_for_bit(command_line, tiny_data, tmp_path):
     log, parts = train_from(source, tiny_data, 40, tmp_path / "parts", *tuned)
     assert "@ 20 updates" in log
     assert same_model(whole["model"], parts["model"])
-    assert model_config(parts)["attention_shapes"] == model_config(checkpoints.load(source))["attention_shapes"]
-    assert model_config(parts)["attention_from"] is None
+    assert (
+        checkpoints.model_settings(parts)["attention_shapes"]
+        == checkpoints.model_settings(checkpoints.load(source))["attention_shapes"]
+    )
+    assert checkpoints.model_settings(parts)["attention_from"] is None
     before = loss(load_model(source, tiny_data), "valid").loss
     after = loss(load_model(tmp_path / "whole" / "checkpoint_last.pt", tiny_data), "valid").loss
     assert after < before - 0.02

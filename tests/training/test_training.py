@@ -11,7 +11,6 @@ from omegaconf import OmegaConf
 
 from collab_fairseq import checkpoints
 from collab_fairseq.models.arguments import inherit_attention
-from collab_fairseq.modules.fairseq_compat import model_config
 from collab_fairseq.translation import load_model, loss
 from collab_fairseq.translation.load import model_from_state
 from tests.commands import hydra_command, train_command
@@ -27,7 +26,7 @@ def test_flags_and_hydra_train_the_same_model(tiny_data, tmp_path):
     run(*train_command(tiny_data, tmp_path / "flags", max_update=40, **flags))
     run(*hydra_command(tiny_data, tmp_path / "hydra", tmp_path / "conf", optimization={"max_update": 40}, **flags))
     states = [checkpoints.load(tmp_path / name / "checkpoint_last.pt") for name in ("flags", "hydra")]
-    for cfg in map(model_config, states):
+    for cfg in map(checkpoints.model_settings, states):
         assert (cfg["mixing_init"], cfg["attention_content_bias"], cfg["key_dim"]) == ("normal", True, 6)
         assert (cfg["encoder_embed_dim"], cfg["decoder_layers"], cfg["dropout"]) == (16, 2, 0.1)  # set by the preset
     assert states[0]["model"]["encoder.layers.1.self_attn.k_proj.weight"].shape == (10, 16)
@@ -85,7 +84,7 @@ def test_continued_training_keeps_the_function_with_any_multiplier(with_multipli
     assert abs(expected - expected_of_average) > 1e-3
     assert ("Loading EMA fp32 params from checkpoint" in log) is same
     forgotten = checkpoints.load(with_multiplier)
-    model_config(forgotten)["mixing_lr_multiplier"] = 1.0
+    checkpoints.model_settings(forgotten)["mixing_lr_multiplier"] = 1.0
     checkpoints.save(forgotten, tmp_path / "forgotten.pt")
     assert abs(loss(load_model(tmp_path / "forgotten.pt", tiny_data), "valid").loss - expected) > 0.01
 

@@ -11,7 +11,7 @@ import torch
 from fairseq.data import Dictionary
 
 from collab_fairseq import checkpoints
-from collab_fairseq.modules.fairseq_compat import as_transformer_collab, model_config
+from collab_fairseq.modules.fairseq_compat import as_transformer_collab
 from collab_fairseq.scoring.generate_log import read_translations
 from collab_fairseq.scoring.references import score_raw
 from collab_fairseq.scoring.sufficient_statistics import load
@@ -37,7 +37,7 @@ def test_conversion_to_transformer_collab_does_not_change_its_input(checkpoint):
     before = copy.deepcopy(state)
     made = as_transformer_collab(state)
     assert before["model"].keys() - made["model"].keys() == {surplus}
-    model_config(made)["attention_shapes"] = {"encoder.0": {"key_dim": 3}}
+    checkpoints.model_settings(made)["attention_shapes"] = {"encoder.0": {"key_dim": 3}}
     made["cfg"]["task"]["data"] = "elsewhere"
     assert state["cfg"] == before["cfg"]
     assert state["model"].keys() == before["model"].keys()
