@@ -205,14 +205,10 @@ def frame(runs: Sequence[TrainingRecord], group_by: Sequence[str]) -> Any:
     Lines with the same `row` are one row of a table.
 
     Raises:
-        UserError: pandas is not installed, or runs of a row have the same seed or different settings.
+        UserError: runs of a row have the same seed or different settings.
     """
-    try:
-        import pandas
-    except ImportError as error:
-        raise UserError(
-            "tables need pandas, which is not installed: install it, or this project with its extra `plots`"
-        ) from error
+    import pandas
+
     lines: List[Dict[str, Any]] = []
     for run in runs:
         fields = {**{name: lookup(run, name) for name in group_by}, **keys(run)}

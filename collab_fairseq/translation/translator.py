@@ -44,7 +44,7 @@ class Hypothesis(NamedTuple):
 class Engine(Protocol):
     """Translates tokens. Constructors have the arguments of :func:`collab_fairseq.load`.
 
-    They raise UserError for a damaged folder, an unsupported precision or device, or a missing package.
+    They raise UserError for a damaged folder, an unsupported precision, or a missing package.
     """
 
     def search(self, sentences: Sequence[Sequence[str]], search: Search) -> List[List[Hypothesis]]:
