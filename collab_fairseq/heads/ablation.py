@@ -9,9 +9,9 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 
 import numpy
 
+from collab_fairseq.attention import SITES
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.head_names import Heads, head_name, model_order
-from collab_fairseq.modules.settings import SITES
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.records import pages
 from collab_fairseq.records.record import Record

@@ -11,9 +11,8 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Named
 import torch
 from torch import Tensor, nn
 
-from collab_fairseq.attention import AttentionLayer
+from collab_fairseq.attention import SITES, AttentionLayer, attention_types
 from collab_fairseq.attention.cache import Attended
-from collab_fairseq.modules import settings
 from collab_fairseq.modules.head_names import check_heads, short_name
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import TrainedModel
@@ -28,10 +27,10 @@ SIDES = {"encoder": ("source", "source"), "cross": ("target", "source"), "decode
 
 def parse_sites(flag: str) -> List[str]:
     """The sites of ``--sites`` in the order of the model, at least one."""
-    sites = settings.parse_sites(flag, "--sites")
+    sites = attention_types.parse_sites(flag, "--sites")
     if not sites:
         raise UserError("--sites must name at least one of encoder, cross and decoder; got none")
-    return [site for site in settings.SITES if site in sites]
+    return [site for site in SITES if site in sites]
 
 
 def head_counts(layers: Layers) -> Dict[str, int]:

@@ -10,9 +10,9 @@ import random
 from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
+from collab_fairseq.attention import SITES
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.head_names import LETTERS, Heads, describe, parse_heads
-from collab_fairseq.modules.settings import SITES
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import COLOURS, drawing, legend_columns, legend_height, look, other_look, rows_of

@@ -9,17 +9,11 @@ from fairseq.criterions import CRITERION_REGISTRY
 
 from collab_fairseq.attention import ATTENTION_TYPES, SITES, AttentionLayer
 from collab_fairseq.attention.attention_type import is_given
-from collab_fairseq.attention.attention_types import side_of
+from collab_fairseq.attention.attention_types import parse_sites, side_of
 from collab_fairseq.checkpoints import model_settings
 from collab_fairseq.modules.attention import build_attention
 from collab_fairseq.modules.head_names import check_heads, parse_heads
-from collab_fairseq.modules.settings import (
-    SUB_CONFIGS,
-    check_type,
-    flat,
-    parse_shapes,
-    parse_sites,
-)
+from collab_fairseq.modules.settings import SUB_CONFIGS, check_type, flat, parse_shapes
 from fairseq_modern.errors import UserError
 
 from .config import TransformerCollabConfig

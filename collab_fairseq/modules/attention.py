@@ -12,13 +12,13 @@ from fairseq.modules import MultiheadAttention
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor
 
-from collab_fairseq.attention.attention_types import ATTENTION_TYPES, layer_at
+from collab_fairseq.attention.attention_types import ATTENTION_TYPES, layer_at, parse_sites
 from collab_fairseq.attention.cache import Cache, KeyValue, SourceRows, source_rows
 from collab_fairseq.attention.masks import combine
 
 from .gates import HeadGates
 from .head_names import parse_heads
-from .settings import flat, parse_shapes, parse_sites
+from .settings import flat, parse_shapes
 
 
 class IncrementalAttention(FairseqIncrementalState):

@@ -5,10 +5,8 @@ from dataclasses import is_dataclass
 from enum import Enum
 from typing import Any, Dict, Mapping, Optional, Union, get_args, get_origin
 
-from collab_fairseq.attention.attention_types import LAYER_SETTINGS, SITES, parse_sites
+from collab_fairseq.attention.attention_types import LAYER_SETTINGS, SITES
 from fairseq_modern.errors import UserError
-
-__all__ = ["SITES", "check_type", "flat", "parse_shapes", "parse_sites"]
 
 #: nested sections of fairseq's model config
 SUB_CONFIGS = ("encoder", "decoder", "quant_noise")

@@ -8,14 +8,14 @@ from fairseq.models.transformer import TransformerConfig
 from torch import nn
 
 from collab_fairseq.attention import AttentionLayer
-from collab_fairseq.attention.attention_types import uninitialised_layer
+from collab_fairseq.attention.attention_types import SITES, uninitialised_layer
 from collab_fairseq.checkpoints import model_settings
 from fairseq_modern.errors import UserError
 
 from .attention import IncrementalAttention
 from .gates import HeadGates
 from .head_names import short_name
-from .settings import SITES, flat, parse_shapes
+from .settings import flat, parse_shapes
 
 # site → stack of layers, attribute of a layer
 _ATTRIBUTES = {

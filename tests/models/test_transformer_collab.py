@@ -11,12 +11,11 @@ from fairseq.modules import MultiheadAttention
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from omegaconf import OmegaConf
 
-from collab_fairseq.attention import CollaborativeAttention, StandardAttention
+from collab_fairseq.attention import SITES, CollaborativeAttention, StandardAttention
 from collab_fairseq.models import TransformerCollabModel
 from collab_fairseq.models.presets import transformer_collab
 from collab_fairseq.modules import layers
 from collab_fairseq.modules.fairseq_compat import SURPLUS
-from collab_fairseq.modules.settings import SITES
 from collab_fairseq.modules.sites import attention_layers
 from fairseq_modern.errors import UserError
 from tests.commands import nested
