@@ -85,7 +85,8 @@ class AttentionLayer(AttentionType, nn.Module):
         device, dtype: of the parameters.
 
     A state dict contains the number of heads and the scale. Loading it into a layer with a different scale multiplies
-    the queries, so that the function is the same; a different number of heads raises an error.
+    the queries, so that the function is the same. A different number of heads raises an error, and so does a different
+    scale if what it would be multiplied into is parametrised or replaced (pruning, weight normalisation, adapters).
 
     Attributes:
         hook: None, or a function that analyses call instead of ``_head_outputs``, with the original method as first
@@ -221,9 +222,14 @@ class AttentionLayer(AttentionType, nn.Module):
         extra_state = state_dict.pop(prefix + "_extra_state", None)  # former versions and fairseq's models have none
         if extra_state is not None:
             heads, scale = extra_state.tolist()
-            if heads != self.num_heads:
+            if not abs(heads - self.num_heads) < 0.5:  # moving averages round it
                 error_msgs.append(f"{prefix}num_heads must be {heads:.0f}, as in the state dict; got {self.num_heads}")
             elif not _is_rounded(scale, self.scale):
+                if self._scaled[0] not in dict(self.named_parameters()) or hasattr(self, "parametrizations"):
+                    error_msgs.append(
+                        f"{prefix}scale must be {scale}, as in the state dict, because {self._scaled[0]} or another "
+                        f"parameter that the scale could be multiplied into is parametrised; got {self.scale}"
+                    )
                 for name in self._scaled:
                     if prefix + name in state_dict:
                         state_dict[prefix + name] = state_dict[prefix + name] * (scale / self.scale)

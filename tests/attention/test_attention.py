@@ -256,6 +256,43 @@ def test_a_state_dict_in_a_layer_of_the_same_scale_is_loaded_bit_for_bit():
         assert torch.equal(parameter, state[name])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("decay", [0.3, 0.9, 0.99])
+def test_a_moving_average_of_state_dicts_is_loaded(decay, dtype):
+    """Averaging rounds the number of heads, too."""
+    layer = build("collaborative-content", dtype=torch.float32)
+    state = {name: x.to(dtype) for name, x in layer.state_dict().items()}
+    average = dict(state)
+    for _ in range(50):
+        average = {name: decay * average[name] + (1 - decay) * state[name] for name in state}
+    query, key, value = inputs("self", torch.float32)
+    expected = layer(query, key, value)[0]
+    layer.load_state_dict(average)
+    assert layer.num_heads == H
+    assert (layer(query, key, value)[0] - expected).abs().max() < (1e-4 if dtype == torch.float32 else 0.3)
+
+
+@pytest.mark.parametrize("part", ["scaled", "out_proj"])
+@pytest.mark.parametrize("name", ["collaborative", "standard"])
+def test_a_state_dict_with_parametrised_weights_keeps_the_function_or_is_rejected(name, part):
+    """The scale cannot be multiplied into them; compared with the layer that was saved."""
+    query, key, value = inputs("self")
+    layer, other = build(name), build(name, scale=0.31)
+    for each in (layer, other):
+        module = each.out_proj if part == "out_proj" else each if name == "collaborative" else each.q_proj
+        nn.utils.parametrizations.weight_norm(module, "mixing" if module is each else "weight")
+    expected, state = layer(query, key, value)[0], copy.deepcopy(layer.state_dict())
+    if part == "scaled":
+        with pytest.raises(RuntimeError, match=r"scale must be 0\.5, as in the state dict.*; got 0\.31"):
+            other.load_state_dict(state)
+        other = layer
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter.fill_(1.0)
+    other.load_state_dict(state)
+    assert (other(query, key, value)[0] - expected).abs().max() < FLOAT64
+
+
 @pytest.mark.parametrize("name", ["standard", "latent-wide", "grouped"])
 def test_a_state_dict_of_another_number_of_heads_is_rejected(name):
     """The shapes of standard heads do not tell it."""
