@@ -147,15 +147,20 @@ class CollaborativeModel(PreTrainedModel):
 
 
 def check_convertible(model: Any) -> None:
-    """Raise an AttentionError if the model is not of an architecture in :data:`CONFIGS`.
+    """Raise an AttentionError if the model is not of an architecture in :data:`CONFIGS`, or has adapters.
 
     Other architectures transform queries and keys between projections and scores, for example by rotary positions.
+    Adapters that replace ``forward`` are not in the weights.
     """
     if not isinstance(model, PreTrainedModel):
         raise AttentionError(f"the model must be a PreTrainedModel of transformers; got {type(model).__name__}")
     if type(model.config) not in (*CONFIGS, *CONFIGS.values()):
         known = ", ".join(config.model_type for config in CONFIGS)
         raise AttentionError(f"the architecture must be one of {known}; got {model.config.model_type}")
+    for name, module in model.named_modules():
+        # accelerate, which moves inputs between devices, leaves its hook
+        if isinstance(module, nn.Linear) and "forward" in vars(module) and not hasattr(module, "_hf_hook"):
+            raise AttentionError(f"{name} must have the forward of its class; it has been replaced: merge or unload it")
 
 
 def score_weights(model: PreTrainedModel) -> Iterator[Tuple[str, ScoreWeights]]:
@@ -165,9 +170,11 @@ def score_weights(model: PreTrainedModel) -> Iterator[Tuple[str, ScoreWeights]]:
         names: Any = names_of(layer)
         query, key = getattr(layer, names.query), getattr(layer, names.key)
         for part, projection in ((names.query, query), (names.key, key)):
-            if type(projection) is not nn.Linear:
+            found = type(projection), type(getattr(projection, "weight", None))
+            if found != (nn.Linear, nn.Parameter):
+                names_of_types = " with ".join(each.__name__ for each in found)
                 raise AttentionError(
-                    f"{name}: {part} must be a torch.nn.Linear; got {type(projection).__name__}: merge or unload it"
+                    f"{name}: {part} must be a torch.nn.Linear with Parameter; got {names_of_types}: merge or unload it"
                 )
         content: Any = None
         if isinstance(layer, CollaborativeHeads):

@@ -228,7 +228,10 @@ def test_rejects_unsuitable_models_layers_calibration_and_attention():
         (qwen, "must be one of bert, distilbert, albert, marian; got qwen3"),
         (roberta, "must be one of bert, distilbert, albert, marian; got roberta"),
         (nn.Linear(2, 2), "must be a PreTrainedModel of transformers; got Linear"),
-        (broken, r"encoder\.layer\.1\.attention\.self: key must be a torch\.nn\.Linear; got Sequential"),
+        (
+            broken,
+            r"encoder\.layer\.1\.attention\.self: key must be a torch\.nn\.Linear .*; got Sequential with NoneType",
+        ),
     ):
         with pytest.raises(AttentionError, match=message):
             to_collaborative(model, 16)
@@ -245,6 +248,40 @@ def test_rejects_unsuitable_models_layers_calibration_and_attention():
     converted.config._attn_implementation_internal = "flash_attention_2"
     with pytest.raises(AttentionError, match="need attn_implementation eager or sdpa; got flash_attention_2"):
         outputs(converted, inputs("bert"))
+
+
+class Int8Weight(torch.Tensor):
+    """As the weights of torchao: only the projection itself knows what they mean."""
+
+
+@pytest.mark.parametrize("part", ["query", "value"])
+def test_adapters_that_replace_forward_are_rejected(part):
+    """A converted model would not have them. Hooks of accelerate, which leave the function, are accepted."""
+    for hooked in (False, True):
+        model = make("bert")
+        projection = getattr(model.bert.encoder.layer[1].attention.self, part)
+        before, factor, call = outputs(model, inputs("bert")).logits, 1.0 if hooked else 1.5, projection.forward
+        projection.forward = lambda states, factor=factor, call=call: factor * call(states)
+        if hooked:
+            projection._hf_hook = object()
+            converted = to_collaborative(model, {"encoder.layer.0.attention.self": 8})
+            assert type(converted).__name__ == "CollaborativeBertForSequenceClassification"
+            continue
+        assert (outputs(model, inputs("bert")).logits - before).abs().max() > 1e-3
+        with pytest.raises(
+            ReparamError, match=rf"layer\.1\.attention\.self\.{part} must have the forward of its class"
+        ):
+            to_collaborative(model, {"encoder.layer.0.attention.self": 8})
+
+
+def test_weights_of_another_class_are_rejected():
+    model = make("bert")
+    key = model.bert.encoder.layer[1].attention.self.key
+    key.weight = nn.Parameter(key.weight.detach().as_subclass(Int8Weight))
+    with pytest.raises(
+        ReparamError, match=r"key must be a torch\.nn\.Linear with Parameter; got Linear with Int8Weight"
+    ):
+        to_collaborative(model, 16)
 
 
 def assert_calibrated(result, scores, sentences, causal=False):
