@@ -12,6 +12,7 @@ from fairseq.modules import MultiheadAttention
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor
 
+from collab_fairseq.attention import AttentionLayer
 from collab_fairseq.attention.attention_types import ATTENTION_TYPES, layer_at, parse_sites
 from collab_fairseq.attention.cache import Cache, KeyValue, SourceRows, source_rows
 from collab_fairseq.attention.masks import combine
@@ -36,7 +37,7 @@ class IncrementalAttention(FairseqIncrementalState):
             model in memory, or to compute the gradient with respect to a mask. It is not saved.
     """
 
-    # a checkpoint has the names of fairseq's parameters, and its settings contain numbers of heads and scales
+    # a state dict has the names of fairseq's parameters; number of heads and scale are in its metadata
     get_extra_state = torch.nn.Module.get_extra_state
     # splits the fused projections of old checkpoints
     upgrade_state_dict_named = MultiheadAttention.upgrade_state_dict_named
@@ -61,6 +62,21 @@ class IncrementalAttention(FairseqIncrementalState):
         self.register_buffer("head_multiplier", torch.empty(self.num_heads) if masked else None, persistent=False)
         self._reset_mask()
         self.head_gates = HeadGates(self.num_heads, gates) if gates is not None else None
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        metadata = getattr(destination, "_metadata", {}).get(prefix[:-1])
+        if metadata is not None:
+            metadata["attention"] = AttentionLayer.get_extra_state(self)  # type: ignore[arg-type]
+
+    def _load_from_state_dict(
+        self, state_dict: Dict[str, Any], prefix: str, local_metadata: Dict[str, Any], *args: Any
+    ) -> None:
+        if (
+            "attention" in local_metadata
+        ):  # lost if the state dict was copied; settings of checkpoints have both numbers
+            state_dict.setdefault(f"{prefix}_extra_state", local_metadata["attention"])
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
     def reset_parameters(self) -> None:
         """The initial parameters of the layer and its gates, and the initial mask of heads."""

@@ -5,12 +5,13 @@ import pickle
 
 import pytest
 import torch
-from fairseq import models
+from fairseq import models, utils
 from fairseq.dataclass.initialize import add_defaults
 from fairseq.modules import MultiheadAttention
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from omegaconf import OmegaConf
 
+from collab_fairseq import checkpoints
 from collab_fairseq.attention import SITES, CollaborativeAttention, StandardAttention
 from collab_fairseq.models import TransformerCollabModel
 from collab_fairseq.models.presets import transformer_collab
@@ -252,3 +253,33 @@ def test_a_new_process_can_unpickle_a_model(tmp_path):
     torch.save(build(**SMALL), tmp_path / "model.pt")
     program = "import sys, torch; print(type(torch.load(sys.argv[1], weights_only=False)).__name__)"
     assert run("python", "-c", program, tmp_path / "model.pt").stdout == "TransformerCollabModel\n"
+
+
+@pytest.mark.parametrize("kind", ["content", "collaborative"])
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_state_dict_gives_the_same_function_with_another_multiplier(kind, saved, tmp_path):
+    """In memory, and from the file of a checkpoint, with the names of fairseq's parameters."""
+    model, other, same = (
+        build(**SMALL, **{**KINDS[kind], "mixing_lr_multiplier": multiplier}, seed=seed).eval()
+        for seed, multiplier in ((0, 3.0), (1, 1.0), (2, 3.0))
+    )
+    state = model.state_dict()
+    assert not [name for name in state if "extra_state" in name]
+    if saved:
+        torch.save({"model": utils.move_to_cpu(state)}, tmp_path / "checkpoint.pt")
+        state = checkpoints.load(tmp_path / "checkpoint.pt")["model"]
+    for each in (other, same):
+        each.load_state_dict(state)
+        assert (each(*batch())[0] - model(*batch())[0]).abs().max() < FLOAT32
+    assert same_model(same.state_dict(), model.state_dict())
+    other.load_state_dict(dict(state))  # control: without the metadata
+    assert (other(*batch())[0] - model(*batch())[0]).abs().max() > 1e-3
+
+
+def test_a_state_dict_of_another_number_of_heads_is_rejected():
+    """The shapes of standard heads do not tell it."""
+    model, other = (
+        build(**{**SMALL, "encoder_attention_heads": heads}, collaborative_heads="none") for heads in (2, 4)
+    )
+    with pytest.raises(RuntimeError, match=r"encoder\.layers\.0\.self_attn\.num_heads must be 2, .*; got 4"):
+        other.load_state_dict(model.state_dict())
