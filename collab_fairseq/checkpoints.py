@@ -117,7 +117,7 @@ def num_updates(state: Dict[str, Any]) -> Optional[int]:
 def num_parameters(state: Mapping[str, Any]) -> int:
     """Number of model parameters in a checkpoint; shared ones count once, and fairseq's markers do not count."""
     sizes = {
-        tensor.untyped_storage().data_ptr(): tensor.numel()
+        _location(tensor): tensor.numel()
         for name, tensor in state["model"].items()
         if not name.endswith((".version", "._float_tensor"))
     }

@@ -266,3 +266,19 @@ def test_rejects_a_selection_with_too_few_checkpoints(folder):
         checkpoints.select_checkpoints(folder, "epoch", 3, 10)
     with pytest.raises(UserError, match="not a folder"):
         checkpoints.select_checkpoints(folder / "checkpoint9.pt", "update", 1)
+
+
+def test_number_of_parameters_counts_tied_ones_once_and_views_of_one_storage_separately(tmp_path):
+    """Compared with the module. Parameters are views of one storage after training with flat parameters."""
+    model = torch.nn.ModuleDict({"embedding": torch.nn.Embedding(5, 3), "inner": torch.nn.Linear(3, 2)})
+    model["output"] = torch.nn.Linear(3, 5, bias=False)
+    model["output"].weight = model["embedding"].weight
+    storage, views, start = torch.randn(23), {}, 0
+    for name, parameter in model.named_parameters():
+        views[name] = storage[start : start + parameter.numel()].view_as(parameter)
+        start += parameter.numel()
+    views["output.weight"] = views["embedding.weight"]
+    for parameters in (model.state_dict(), views):
+        checkpoints.save({"model": parameters}, tmp_path / "checkpoint.pt")
+        state = checkpoints.load(tmp_path / "checkpoint.pt")
+        assert checkpoints.num_parameters(state) == start == 23
