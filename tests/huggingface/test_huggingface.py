@@ -269,7 +269,7 @@ def test_adapters_that_replace_forward_are_rejected(part):
             continue
         assert (outputs(model, inputs("bert")).logits - before).abs().max() > 1e-3
         with pytest.raises(
-            ReparamError, match=rf"layer\.1\.attention\.self\.{part} must have the forward of its class"
+            AttentionError, match=rf"layer\.1\.attention\.self\.{part} must have the forward of its class"
         ):
             to_collaborative(model, {"encoder.layer.0.attention.self": 8})
 
@@ -279,7 +279,7 @@ def test_weights_of_another_class_are_rejected():
     key = model.bert.encoder.layer[1].attention.self.key
     key.weight = nn.Parameter(key.weight.detach().as_subclass(Int8Weight))
     with pytest.raises(
-        ReparamError, match=r"key must be a torch\.nn\.Linear with Parameter; got Linear with Int8Weight"
+        AttentionError, match=r"key must be a torch\.nn\.Linear with Parameter; got Linear with Int8Weight"
     ):
         to_collaborative(model, 16)
 
