@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "output of fairseq-generate or fairseq-interactive, or its shards; or one file of plain text"
     add("logs", nargs="+", metavar="FILE", help=text)
     text = "raw, untokenised references; line i belongs to sentence id i (default: references of the log)"
-    add("--reference", metavar="FILE", help=text)
+    add("--reference", action="append", metavar="FILE", help=text)
     add("--baseline", nargs="+", metavar="FILE", help="another model's translations in the same form, to compare with")
     text = "language of the translations (default: that of the log, else the suffix of --reference, such as test.de)"
     add("--target-lang", metavar="LANG", help=text)
@@ -57,6 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if len(args.reference or ()) > 1:
+        raise UserError(f"--reference must be one file, one reference per sentence; got {', '.join(args.reference)}")
+    args.reference = args.reference[0] if args.reference else None
     check_writable(args.json, args.hypotheses)
     if args.hypotheses and not args.hypotheses.endswith(".gz"):
         raise UserError(f"--hypotheses must be an output file whose name ends in .gz; got {args.hypotheses}")

@@ -45,6 +45,14 @@ def test_infers_language_from_flag_log_or_reference(tmp_path, messages, referenc
         assert evaluate([log], raw, flag).target_lang == language
 
 
+def test_a_second_reference_is_not_dropped(tmp_path):
+    raw, other = write(tmp_path / "test.de", RAW), write(tmp_path / "other.de", GUESS)
+    plain = write(tmp_path / "plain.txt", GUESS)
+    error = collab("score", plain, "--reference", raw, "--reference", other, status=1)
+    assert f"--reference must be one file, one reference per sentence; got {raw}, {other}" in error
+    assert "sacreBLEU            100.00" in collab("score", plain, "--reference", other)  # control
+
+
 def test_log_and_plain_text_have_equal_scores_and_are_compared(tmp_path):
     raw, plain = write(tmp_path / "test.de", RAW), write(tmp_path / "plain.txt", GUESS)
     log, other = write(tmp_path / "log", log_lines(GUESS, RAW)), tmp_path / "other.de.gz"
