@@ -77,6 +77,8 @@ def read_lines(path: Path) -> List[str]:
     except UnicodeDecodeError as error:
         number = data.count(b"\n", 0, error.start) + 1
         raise UserError(f"{path} must be UTF-8 text, but line {number} is not; convert it with iconv") from error
+    if "\0" in text:
+        raise UserError(f"{path} must be UTF-8 text; got zero bytes, as in UTF-16; convert it with iconv")
     lines = [" ".join(line.split()) for line in text.split("\n")]
     return lines if lines[-1] else lines[:-1]
 
