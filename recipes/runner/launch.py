@@ -46,12 +46,14 @@ def start(command: Sequence[Any], **options: Any) -> "subprocess.Popen[Any]":
     """Start a process that does not outlive this one, even if this one is killed (on Linux).
 
     Args:
-        command: program and arguments, converted to strings. It does not see the `OUTER_JOB` of this process.
+        command: program and arguments, converted to strings. It does not see the `OUTER_JOB` of this process, and
+            writes UTF-8 in any locale.
         options: for `subprocess.Popen`.
     """
     words = [str(word) for word in command]
     environment = options.get("env") or os.environ
     options["env"] = {name: value for name, value in environment.items() if not OUTER_JOB.fullmatch(name)}
+    options["env"]["PYTHONIOENCODING"] = "utf-8"
     return subprocess.Popen(words, preexec_fn=functools.partial(_prepare, os.getpid()), **options)
 
 

@@ -124,6 +124,15 @@ def test_a_node_that_was_stopped_saves_even_if_another_node_fails_meanwhile(tmp_
     assert log.read_text() == "begun\nstopping\nsaved\n"
 
 
+def test_processes_of_a_recipe_write_utf8_in_any_locale(tmp_path, monkeypatch):
+    """Otherwise a finished training run could not be translated. The control has the locale of the recipe."""
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    command = [sys.executable, "-c", "print('▁ä')"]
+    assert subprocess.run(command, capture_output=True).returncode == 1
+    assert launch.run_logged(command, tmp_path / "log") == 0
+    assert (tmp_path / "log").read_text(encoding="utf-8") == "▁ä\n"
+
+
 def test_processes_of_a_recipe_do_not_belong_to_an_outer_job(tmp_path, monkeypatch):
     """The reference is the environment that torchrun gives its processes."""
     program = f"import json, os; json.dump(dict(os.environ), open({str(tmp_path / 'inner')!r}, 'w'))"
