@@ -38,6 +38,7 @@ def evaluate(run: RecipeRun) -> None:
     data.verify(run)
     check_data(run)
     for average in run.finished_averages():
+        load_average(run.average_file(average))  # raises an error if it is damaged
         model = checkpoints.sha256(run.average_file(average))
         for split, name in run.test_sets.items():
             translate(run, average, split, name, model)
@@ -48,6 +49,14 @@ def evaluate(run: RecipeRun) -> None:
             publish(run)
 
 
+def load_average(file: Path) -> Dict[str, Any]:
+    """The checkpoint of an average; the error says how to make it again."""
+    try:
+        return checkpoints.load_with_model(file)
+    except UserError as error:
+        raise UserError(f"{error}; run: rm {shlex.quote(str(file))} and then the same command") from error
+
+
 def check_data(run: RecipeRun) -> None:
     """Check that the data and their languages are those of the run in the folder."""
     existing, requested = kept_settings(run.output), run.identity()
@@ -56,7 +65,8 @@ def check_data(run: RecipeRun) -> None:
 
 
 def translate(run: RecipeRun, average: Average, split: str, name: str, model: str) -> None:
-    """Translate a split with an average: NAME.generate.log. Its first line has everything that identifies it.
+    """Translate a split with an average: NAME.generate.log. Its first line has everything that identifies it, its last
+    line is fairseq's score.
 
     Args:
         model: SHA-256 of the average.
@@ -66,11 +76,11 @@ def translate(run: RecipeRun, average: Average, split: str, name: str, model: st
     identity = {"model": model, "data": fingerprint(run.data), "split": split, **decoding(cfg)}
     first_line = f"{json.dumps(identity)}\n".encode()
     if log.exists():
-        with open(log, "rb") as stream:
-            if stream.readline() == first_line:
-                logger.info("translating %s: already done", stem)
-                return
-        logger.info("translating %s again: %s is of another model, data or decoding", stem, log.name)
+        content = log.read_bytes()
+        if content.startswith(first_line) and content.rstrip().rpartition(b"\n")[2].startswith(b"Generate "):
+            logger.info("translating %s: already done", stem)
+            return
+        logger.info("translating %s again: %s is incomplete, or of another model, data or decoding", stem, log.name)
     else:
         logger.info("translating %s", stem)
     command = [tool("fairseq-generate"), run.data / "data-bin", "--path", run.average_file(average)]
@@ -205,14 +215,10 @@ def record(run: RecipeRun, average: Average) -> None:
     scored = {name: json.loads(path.read_text(encoding="utf-8"))["files"] for name, path in scores.items()}
     if {name: part["files"] for name, part in recorded.items()} != scored:
         checkpoint = run.average_file(average)
-        try:
-            state = checkpoints.load_with_model(checkpoint)
-        except UserError as error:
-            raise UserError(f"{error}; run: rm {shlex.quote(str(checkpoint))} and then the same command") from error
         content = make_record(
             f"{run.name}{record_suffix(run, average)}",
             run.command_line,
-            checkpoint=state,
+            checkpoint=load_average(checkpoint),
             train_log=run.output / f"train{stage}.log",
             usage=run.output / f"train{stage}.usage.jsonl",
             data_checksums=run.data / CHECKSUMS,

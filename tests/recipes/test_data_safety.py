@@ -318,6 +318,26 @@ def test_translations_and_record_belong_to_the_average_and_to_the_decoding(data,
     assert records[1]["training"] == records[2]["training"]
 
 
+def test_a_damaged_average_or_log_is_made_again(data, finished, tmp_path):
+    """Every repetition ended in an error without a remedy. The last case is the control."""
+    output = shutil.copytree(finished, tmp_path / "run")
+    average, log = output / "averaged.pt", output / "test.generate.log"
+    model = average.read_bytes()
+    for damaged in (b"", model[: len(model) // 2]):
+        average.write_bytes(damaged)
+        error = rejected(recipe(data, output, check=False), f"{average}", " and then the same command")
+        subprocess.run(["bash", "-c", error.partition("; run: ")[2].partition(" and then")[0]], check=True)
+        recipe(data, output)
+        models = [checkpoints.load_with_model(file)["model"] for file in (average, finished / "averaged.pt")]
+        assert same_model(*models)
+    text = log.read_bytes()
+    for length in (0, len(text) // 2, text.rindex(b"Generate "), len(text)):
+        log.write_bytes(text[:length])
+        messages = recipe(data, output).stderr
+        assert ("translating test: already done" in messages) == (length == len(text))
+        assert log.read_bytes() == text
+
+
 def test_exported_folder_follows_the_record(data, finished, tmp_path):
     output, model = shutil.copytree(finished, tmp_path / "run"), tmp_path / "model"
     for beam in (4, 5):
