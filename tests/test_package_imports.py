@@ -11,7 +11,7 @@ import pytest
 from tests.common import ROOT
 
 #: packages that import nothing else of the project; any package may import them
-FOR_ALL = {"attention", "checkpoints", "files", "scoring"}
+FOR_ALL = {"attention", "checkpoints", "files", "progress", "scoring"}
 
 #: any other package → the packages that it may import besides itself and those above; only earlier entries, so that
 #: there are no cycles. The command line may import all

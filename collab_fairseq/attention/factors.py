@@ -18,8 +18,6 @@ from torch import Tensor, nn
 from .errors import AttentionError
 from .mixing import block_mixing
 
-ReparamError = AttentionError  # its name in modules that have not been changed yet
-
 
 class HeadMaps(NamedTuple):
     """A layer as standard heads in float64. The bias is the last column of each map, for an input that is 1.

@@ -10,6 +10,9 @@ At the key dimension of the source, the converted model computes the same functi
 the queries and keys that occur; a few hundred sentences reduce the loss of quality considerably. Text files must
 consist of the model's own tokens, like the input of fairseq-preprocess.
 
+The divergences that allocate a --budget are kept in FILE.divergences.json until the converted model is written: after
+an interruption, the same command continues with them.
+
 The result is an ordinary checkpoint for fairseq-generate, -interactive and -validate with --user-dir. To continue
 training:
 

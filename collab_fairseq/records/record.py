@@ -117,6 +117,11 @@ class Record:
         if self.path is not None:
             write_json(self.content, self.path)
 
+    def discard(self) -> None:
+        """Remove the file, if any."""
+        if self.path is not None:
+            Path(self.path).unlink(missing_ok=True)
+
 
 def load(path: PathLike, kind: str, name: Optional[str] = None) -> Dict[str, Any]:
     """Read a record; raise UserError unless it is one of this kind and, if given, ``name``."""

@@ -9,16 +9,22 @@ optimization via marginal analysis", https://doi.org/10.1287/mnsc.13.3.210).
 
 import logging
 import math
+import os
 import re
+from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy
 import torch
 from torch import Tensor
 
-from collab_fairseq.attention.factors import ReparamError, ScoreWeights
+from collab_fairseq.attention.factors import AttentionError, ScoreWeights
+from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.sites import attention_layers, swapped
+from collab_fairseq.progress import Progress
+from collab_fairseq.records.record import Record
 from collab_fairseq.translation import TrainedModel, batches, with_state
+from fairseq_modern.errors import UserError
 
 from .calibrate import Calibration
 from .fairseq import converted_state, scores_by_layer
@@ -37,7 +43,7 @@ def parse_budget(text: str) -> float:
     """The mean key dimension per layer, from ``mean:85``."""
     match = re.fullmatch(r"mean:(\d+\.?\d*)", text)
     if match is None or float(match[1]) < 1:
-        raise ReparamError(f"--budget must be mean:N with N at least 1, such as mean:128; got {text!r}")
+        raise AttentionError(f"--budget must be mean:N with N at least 1, such as mean:128; got {text!r}")
     return float(match[1])
 
 
@@ -112,11 +118,13 @@ def by_rank(
     calibrations: Optional[Mapping[str, Calibration]] = None,
     *,
     grid: Sequence[float] = GRID,
+    part: Callable[[str, Callable[[], Any]], Any] = lambda name, compute: compute(),
     **options: Any,
 ) -> Dict[str, DivergenceByRank]:
     """Layer → key dimension → divergence when only that layer is converted.
 
     Args:
+        part: computes, or has from an interrupted call, the divergences at a fraction; as :meth:`.Record.part`.
         origin: layer → its scores.
         measure: new scores of all layers → layer → divergence when only that layer has its new scores.
         grid: fractions of a layer's key dimension.
@@ -124,13 +132,49 @@ def by_rank(
     """
     ranks = {layer_id: scores.heads.rank for layer_id, scores in origin.items()}
     measured: Dict[str, DivergenceByRank] = {layer_id: {rank: 0.0} for layer_id, rank in ranks.items()}
-    for number, share in enumerate(sorted(grid)):
-        key_dims = {layer_id: max(1, round(share * rank)) for layer_id, rank in ranks.items()}
-        fits = fit_layers(origin, key_dims, calibrations, progress=lambda *_: None, **options)
-        for layer_id, value in measure({layer_id: fit.weights for layer_id, fit in fits.items()}).items():
-            measured[layer_id][key_dims[layer_id]] = value
-        logger.info("divergences at %.3g of the key dimension (%d of %d)", share, number + 1, len(grid))
+    with Progress("divergences", len(grid) * len(ranks), "layers") as progress:
+
+        def measure_at(key_dims: Mapping[str, int], note: str) -> Dict[str, float]:
+            fits = fit_layers(origin, key_dims, calibrations, progress=lambda *_: progress.advance(1, note), **options)
+            return dict(measure({layer_id: fit.weights for layer_id, fit in fits.items()}))
+
+        for number, fraction in enumerate(sorted(grid), 1):
+            key_dims = {layer_id: max(1, round(fraction * rank)) for layer_id, rank in ranks.items()}
+            note, before = f"at {fraction:.3g} of the key dimension ({number} of {len(grid)})", progress.done
+            for layer_id, value in part(f"{fraction:g}", partial(measure_at, key_dims, note)).items():
+                measured[layer_id][key_dims[layer_id]] = value
+            if progress.done == before:
+                progress.skip(len(ranks))
     return measured
+
+
+def announcement(layers: int, kept: Record) -> str:
+    """What is measured, and where an interruption keeps it."""
+    return (
+        f"measuring divergences: {layers} layers at {len(GRID)} key dimensions each, kept in "
+        f"{os.fspath(kept.path or '')} until the conversion is finished; after an interruption, the same command "
+        "continues"
+    )
+
+
+def kept_divergences(output: PathLike, command: str, settings: Dict[str, Any], device: Any) -> Record:
+    """The record next to the output in which an interrupted conversion keeps its divergences; empty if there is none.
+
+    A record with other settings or versions, or a damaged one, is not used and will be replaced.
+
+    Args:
+        settings: what the divergences depend on.
+    """
+    path = f"{os.fspath(output).rstrip(os.sep)}.divergences.json"
+    try:
+        record = Record("conversion", "divergences", command, settings, path, device=device, fixed=("versions",))
+    except UserError:
+        logger.warning("%s has divergences of another model, text or version: they are measured again", path)
+        record = Record("conversion", "divergences", command, settings, device=device)
+        record.path = path
+    if record.parts:
+        logger.info("continuing with the divergences in %s", path)
+    return record
 
 
 def lower_convex_hull(divergence_by_rank: DivergenceByRank) -> List[Tuple[int, float]]:
@@ -165,7 +209,7 @@ def allocate_ranks(divergences_by_layer: Mapping[str, DivergenceByRank], budget:
     total = budget * len(hulls)
     if sum(smallest.values()) > total:
         least = sum(smallest.values()) / len(hulls)
-        raise ReparamError(f"the budget is too small: it must be at least mean:{least:g}; got mean:{budget:g}")
+        raise AttentionError(f"the budget is too small: it must be at least mean:{least:g}; got mean:{budget:g}")
     while sum(key_dims.values()) > total:
         options = []
         for name, hull in hulls.items():
@@ -189,6 +233,6 @@ def check_budget(ranks: Mapping[str, int], budget: float) -> None:
     """
     mean = sum(ranks.values()) / len(ranks)
     if budget > mean:
-        raise ReparamError(f"the budget is too large: it must be at most mean:{mean:g}; got mean:{budget:g}")
+        raise AttentionError(f"the budget is too large: it must be at most mean:{mean:g}; got mean:{budget:g}")
     limits = {layer_id: {max(1, round(min(GRID) * rank)): 0.0, rank: 0.0} for layer_id, rank in ranks.items()}
     allocate_ranks(limits, budget)

@@ -10,7 +10,6 @@ other parameters are frozen. By the chain rule, the mean over y is KL(p(y | x) â
 translations. Kim & Rush (2016), https://arxiv.org/abs/1606.07947, approximate it with the best translation only.
 """
 
-import logging
 import math
 import time
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
@@ -19,14 +18,13 @@ import torch
 
 from collab_fairseq.attention.factors import AttentionError, ScoreWeights
 from collab_fairseq.modules.sites import attention_layers
+from collab_fairseq.progress import Progress
 from collab_fairseq.translation import TrainedModel, batches, with_state
 
 from .allocation import divergences
 from .fairseq import SCORE_PARAMETERS, converted_state, scores_by_layer
 from .relative_adam import RATE, RelativeAdam, shuffled
 from .scores import scores_of
-
-logger = logging.getLogger(__name__)
 
 # steps between two points of the learning curve
 _LOG_INTERVAL = 50
@@ -118,16 +116,18 @@ def distill(
     student = _Student(trained, weights, learning, rate=rate, steps=steps)
     samples = list(batches(trained, split, max_tokens=max_tokens))
     learning_curve, total, tokens = [], 0.0, 0
-    began = time.process_time()
-    for step, sample in enumerate(shuffled(samples, steps, seed)):
-        divergence, batch_tokens = student.step(sample)
-        total += divergence
-        tokens += batch_tokens
-        if (step + 1) % _LOG_INTERVAL == 0 or step + 1 == steps:
-            mean = total / tokens / math.log(2)
-            learning_curve.append((step + 1, mean))
-            logger.info("distillation: step %d of %d, divergence %.4f", step + 1, steps, mean)
-            total, tokens = 0.0, 0
+    began, note = time.process_time(), ""
+    with Progress("distillation", steps, "steps") as progress:
+        for step, sample in enumerate(shuffled(samples, steps, seed)):
+            divergence, batch_tokens = student.step(sample)
+            total += divergence
+            tokens += batch_tokens
+            if (step + 1) % _LOG_INTERVAL == 0 or step + 1 == steps:
+                mean = total / tokens / math.log(2)
+                learning_curve.append((step + 1, mean))
+                note = f"divergence {mean:.4f}"
+                total, tokens = 0.0, 0
+            progress.advance(1, note)
     seconds = time.process_time() - began
     start = attention_layers(with_state(trained, converted_state(trained, weights)).model)
     variants = {"before": {name: start[name] for name in learning}, "after": student.layers}

@@ -17,7 +17,9 @@ from collab_fairseq.attention.factors import AttentionError, ScoreWeights
 from collab_fairseq.checkpoints import model_settings
 from collab_fairseq.modules.fairseq_compat import as_transformer_collab, drop_training_state
 from collab_fairseq.modules.sites import attention_layers, parameter_prefix
+from collab_fairseq.progress import Progress
 from collab_fairseq.translation import TrainedModel, batches
+from collab_fairseq.translation.text import dataset
 
 from .calibrate import Calibration, Calibrator
 from .scores import scores_of
@@ -86,15 +88,17 @@ def calls(trained: TrainedModel, split: str, layer_ids: Sequence[str], **batchin
 def calibrate(trained: TrainedModel, split: str, layer_ids: Sequence[str], **batching: Any) -> Dict[str, Calibration]:
     """Statistics of the inputs of attention layers on the text of a split; see :func:`calls`."""
     calibrators = {layer_id: Calibrator(scores) for layer_id, scores in scores_by_layer(trained, layer_ids).items()}
-    for batch in calls(trained, split, layer_ids, **batching):
-        for layer_id, (arguments, not_padding, _) in batch.items():
-            calibrators[layer_id].update(
-                arguments["query"].transpose(0, 1),  # (T, N, Dq) → (N, T, Dq)
-                arguments["key"].transpose(0, 1),  # (S, N, Dk) → (N, S, Dk)
-                arguments.get("key_padding_mask"),
-                arguments.get("attn_mask"),
-                query_padding_mask=~not_padding,
-            )
+    with Progress("calibration", batching.get("sentences") or len(dataset(trained, split)), "sentences") as progress:
+        for batch in calls(trained, split, layer_ids, **batching):
+            for layer_id, (arguments, not_padding, _) in batch.items():
+                calibrators[layer_id].update(
+                    arguments["query"].transpose(0, 1),  # (T, N, Dq) → (N, T, Dq)
+                    arguments["key"].transpose(0, 1),  # (S, N, Dk) → (N, S, Dk)
+                    arguments.get("key_padding_mask"),
+                    arguments.get("attn_mask"),
+                    query_padding_mask=~not_padding,
+                )
+            progress.advance(len(not_padding))
     return {layer_id: calibrator.result() for layer_id, calibrator in calibrators.items()}
 
 

@@ -30,6 +30,7 @@ from collab_fairseq.attention.factors import AttentionError, ScoreWeights, relat
 from collab_fairseq.checkpoints import PathLike, check_finite, file_setting
 from collab_fairseq.huggingface import attention_layers, check_tokens, load_folder, load_tokenizer, score_weights
 from collab_fairseq.huggingface.layers import CollaborativeHeads, names_of
+from collab_fairseq.progress import Progress, shown
 from collab_fairseq.records.record import Record
 from collab_fairseq.scoring.references import read_lines
 from fairseq_modern.errors import UserError
@@ -37,9 +38,10 @@ from fairseq_modern.files import new_folder
 
 from . import allocation
 from .huggingface import calibrate, with_scores
-from .pipeline import Settings
+from .pipeline import Settings, Steps
 from .relative_adam import RATE, RelativeAdam, shuffled
 from .scores import fit_layers
+from .text import digest
 
 logger = logging.getLogger(__name__)
 
@@ -137,8 +139,10 @@ def _replaced(model: Any, name: str, layer: nn.Module) -> Iterator[None]:
         model.base_model.set_submodule(name, original)
 
 
-def _key_dims(source: Source, calibrations: Any, texts: Sequence[Text], budget: float, seed: int) -> Tuple[Any, Any]:
-    """Key dimension of each layer within a budget, and the divergences that determine it."""
+def _key_dims(
+    source: Source, calibrations: Any, texts: Sequence[Text], budget: float, seed: int, kept: Record
+) -> Tuple[Any, Any]:
+    """Key dimension of each layer within a budget, and the divergences that determine it, which are also `kept`."""
     batches = source.batches(texts[:_MEASURED])
     expected = outputs(source.model, batches)
 
@@ -152,7 +156,7 @@ def _key_dims(source: Source, calibrations: Any, texts: Sequence[Text], budget: 
         return measured
 
     origin = dict(score_weights(source.model))
-    divergences = allocation.by_rank(origin, measure, calibrations, seed=seed)
+    divergences = allocation.by_rank(origin, measure, calibrations, seed=seed, part=kept.part)
     return allocation.allocate_ranks(divergences, budget), divergences
 
 
@@ -182,22 +186,23 @@ def distill(source: Source, student: Any, texts: Sequence[Text], steps: int, rat
     before, initial = measure(), [parameter.detach().clone() for parameter in trained]
     optimizer = RelativeAdam(trained, rate, steps)
     batches = source.batches(texts)
-    curve, total, began, started = [], 0.0, time.process_time(), time.monotonic()
-    for step, batch in enumerate(shuffled(batches, steps, seed), 1):
-        with torch.no_grad():
-            reference = output(source.model, batch)
-        with torch.enable_grad():
-            loss = divergence(reference, output(student, batch), source.is_encoder).mean()
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        total += float(loss.detach())
-        if step % _LOG_INTERVAL == 0 or step == steps:
-            count = (step - 1) % _LOG_INTERVAL + 1
-            curve.append((step, total / count))
-            left = (time.monotonic() - started) / step * (steps - step)
-            logger.info("distillation: step %d of %d, divergence %.5f, %.0f s left", step, steps, total / count, left)
-            total = 0.0
+    curve, total, began, note = [], 0.0, time.process_time(), ""
+    with Progress("distillation", steps, "steps") as progress:
+        for step, batch in enumerate(shuffled(batches, steps, seed), 1):
+            with torch.no_grad():
+                reference = output(source.model, batch)
+            with torch.enable_grad():
+                loss = divergence(reference, output(student, batch), source.is_encoder).mean()
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            total += float(loss.detach())
+            if step % _LOG_INTERVAL == 0 or step == steps:
+                count = (step - 1) % _LOG_INTERVAL + 1
+                curve.append((step, total / count))
+                note = f"divergence {total / count:.5f}"
+                total = 0.0
+            progress.advance(1, note)
     seconds, after = time.process_time() - began, measure()
     if not after < before:
         for parameter, value in zip(trained, initial, strict=True):
@@ -304,7 +309,8 @@ def convert_folder(folder: PathLike, output_folder: PathLike, settings: Settings
     began = time.perf_counter()
     source = Source.load(folder, settings.device)
     origin = dict(score_weights(source.model))
-    budget = allocation.parse_budget(settings.budget) if settings.budget else None
+    budget, steps = allocation.parse_budget(settings.budget) if settings.budget else None, Steps(settings)
+    kept: Optional[Record] = None
     if budget:
         allocation.check_budget({name: scores.heads.rank for name, scores in origin.items()}, budget)
     texts: List[Text] = []
@@ -319,19 +325,25 @@ def convert_folder(folder: PathLike, output_folder: PathLike, settings: Settings
                 f"the calibration text must have at least {width} tokens, the width of the model; got {tokens}"
             )
         check_tokens(source.tokenizer, batches, os.fspath(settings.calibration))
-        logger.info("calibrating on %d texts", len(texts))
-        calibrations = calibrate(source.model, batches)
+        steps.begin("calibration", f"calibrating on {len(texts)} texts")
+        calibrations = calibrate(source.model, shown(batches, "calibration", "batches"))
     else:
         logger.warning("no --calibration: the fit is unweighted and loses more quality")
     distill_texts = read_texts(settings.distill_text, "the text of --distill-text") if settings.distill_text else texts
     evaluation = read_evaluation(str(settings.evaluate), source) if settings.evaluate else None
     key_dims: Any = dict.fromkeys(origin, settings.key_dim)
     if budget:
-        key_dims, divergences = _key_dims(source, calibrations, texts, budget, settings.seed)
+        tokens_of_texts = (tensor for batch in batches for _, tensor in sorted(batch.items()))
+        depends = {"checkpoint": file_setting(folder), "text": digest(tokens_of_texts), "seed": settings.seed}
+        kept = allocation.kept_divergences(output_folder, command, depends, settings.device)
+        steps.begin("divergences", allocation.announcement(len(origin), kept))
+        key_dims, divergences = _key_dims(source, calibrations, texts, budget, settings.seed, kept)
+    steps.begin("fit", f"fitting {len(origin)} layers")
     fits = fit_layers(origin, key_dims, calibrations, seed=settings.seed)
     converted: Any = with_scores(source.model, {name: fit.weights for name, fit in fits.items()})
     if settings.distill:
         rate = settings.distill_rate or RATE
+        steps.begin("distillation", f"distilling on {len(distill_texts)} texts")
         distillation = distill(source, converted, distill_texts, settings.distill, rate, settings.seed)
     seconds = time.perf_counter() - began
     with new_folder(output_folder) as work:
@@ -339,6 +351,8 @@ def convert_folder(folder: PathLike, output_folder: PathLike, settings: Settings
         converted.save_pretrained(work)
         source.tokenizer.save_pretrained(work)
     logger.info("wrote %s", os.fspath(output_folder))
+    if kept:
+        kept.discard()
 
     recorded = asdict(settings)
     for name in ("data", "device", "sites", "max_tokens", "references"):  # of fairseq models
@@ -372,6 +386,8 @@ def convert_folder(folder: PathLike, output_folder: PathLike, settings: Settings
     record.parts["divergences"] = divergences
     record.parts["distillation"] = distillation
     record.parts["seconds"] = seconds
+    if evaluation:
+        steps.begin("evaluation", f"evaluating on {len(evaluation[0])} texts")
     record.parts["evaluation"] = evaluate(source, converted, *evaluation) if evaluation else {}
     return record
 

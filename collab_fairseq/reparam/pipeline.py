@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Union
 
 from collab_fairseq import checkpoints, translation
-from collab_fairseq.attention.factors import ReparamError, ScoreWeights, relative_error
+from collab_fairseq.attention.factors import AttentionError, ScoreWeights, relative_error
 from collab_fairseq.checkpoints import PathLike, file_setting
 from collab_fairseq.files import check_writable
 from collab_fairseq.records import pages
@@ -18,7 +18,7 @@ from . import allocation, fairseq
 from .calibrate import Calibration
 from .distill import BATCH_TOKENS, distill
 from .scores import ScoreFit, fit_layers
-from .text import text_of
+from .text import digest, text_of, tokens_of
 
 logger = logging.getLogger(__name__)
 
@@ -51,19 +51,36 @@ class Settings:
         for name in ("key_dim", "distill", "max_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ReparamError(f"--{name.replace('_', '-')} must be at least 1; got {value}")
+                raise AttentionError(f"--{name.replace('_', '-')} must be at least 1; got {value}")
         if (self.key_dim is None) == (self.budget is None):
             given = "neither" if self.budget is None else "both"
-            raise ReparamError(f"exactly one of --key-dim and --budget must be given; got {given}")
+            raise AttentionError(f"exactly one of --key-dim and --budget must be given; got {given}")
         for name in ("budget", "distill"):
             if getattr(self, name) and not self.calibration:
-                raise ReparamError(f"--{name} needs --calibration, such as --calibration train:400")
+                raise AttentionError(f"--{name} needs --calibration, such as --calibration train:400")
         if self.distill_rate is not None and not self.distill_rate > 0:
-            raise ReparamError(f"--distill-rate must be above 0; got {self.distill_rate:g}")
+            raise AttentionError(f"--distill-rate must be above 0; got {self.distill_rate:g}")
         if (self.distill_text or self.distill_rate) and not self.distill:
-            raise ReparamError("--distill-text and --distill-rate need --distill")
+            raise AttentionError("--distill-text and --distill-rate need --distill")
         if self.references and not self.evaluate:
-            raise ReparamError("--reference needs --evaluate")
+            raise AttentionError("--reference needs --evaluate")
+
+
+class Steps:
+    """Logs the steps of a conversion as they begin: `step 2 of 4: …`."""
+
+    def __init__(self, settings: Settings) -> None:
+        wanted = {
+            "calibration": settings.calibration,
+            "divergences": settings.budget,
+            "fit": True,
+            "distillation": settings.distill,
+            "evaluation": settings.evaluate,
+        }
+        self._names = [name for name, is_wanted in wanted.items() if is_wanted]
+
+    def begin(self, name: str, what: str) -> None:
+        logger.info("step %d of %d: %s", self._names.index(name) + 1, len(self._names), what)
 
 
 class FittedModel(NamedTuple):
@@ -88,6 +105,7 @@ def fit_model(
     calibrations: Optional[Mapping[str, Calibration]] = None,
     distillation: Optional[Mapping[str, Any]] = None,
     seed: int = 1,
+    steps: Optional[Steps] = None,
 ) -> FittedModel:
     """Fit collaborative heads to the attention of a model and, optionally, distill them.
 
@@ -96,14 +114,19 @@ def fit_model(
         calibrations: results of :func:`.fairseq.calibrate`; None: an unweighted fit.
         distillation: ``split``, ``steps`` and options of :func:`.distill`; None: no distillation.
         seed: seed of random starts and batches.
+        steps: announces the fit and the distillation; None: nothing does.
     """
     origin = fairseq.scores_by_layer(trained, list(key_dims))
+    if steps:
+        steps.begin("fit", f"fitting {len(origin)} layers")
     began = time.process_time()
     fits = fit_layers(origin, key_dims, calibrations, seed=seed)
     weights = {layer_id: fit.weights for layer_id, fit in fits.items()}
     seconds = time.process_time() - began
     if distillation is None:
         return FittedModel(weights, fits, None, seconds)
+    if steps:
+        steps.begin("distillation", f"distilling in {distillation['steps']} steps")
     weights, measurements = distill(trained, weights, seed=seed, **distillation)
     return FittedModel(weights, fits, measurements, seconds + measurements["cpu_seconds"])
 
@@ -122,12 +145,12 @@ def convert_model(checkpoint: PathLike, output: PathLike, settings: Settings, co
         (without the evaluation) and ``evaluation`` (loss and BLEU, before and after).
 
     Raises:
-        ReparamError: invalid sizes or budget, or the output is the source. For other errors see
+        AttentionError: invalid sizes or budget, or the output is the source. For other errors see
             :func:`~collab_fairseq.translation.load_model`.
     """
     check_writable(output)
     if os.path.exists(output) and os.path.exists(checkpoint) and os.path.samefile(output, checkpoint):
-        raise ReparamError(
+        raise AttentionError(
             f"the output must not be the source checkpoint, which it would overwrite; got {os.fspath(output)}"
         )
     budget = allocation.parse_budget(settings.budget) if settings.budget else None
@@ -148,17 +171,25 @@ def convert_model(checkpoint: PathLike, output: PathLike, settings: Settings, co
     if settings.evaluate:
         translation.check_test_splits(trained, settings.references)
 
-    text = calibrations = divergences = distillation = distill_text = None
+    text = calibrations = divergences = distillation = distill_text = kept = None
+    steps = Steps(settings)
     key_dims: Any = dict.fromkeys(layer_ids, settings.key_dim)
     sample: Dict[str, Any] = {"max_tokens": settings.max_tokens}
     if settings.calibration:
         split, text = text_of(settings.calibration, trained, settings.max_tokens)
-        logger.info("calibrating on %s", text["text"])
+        steps.begin("calibration", f"calibrating on {text['text']}")
         calibrations = fairseq.calibrate(trained, split, layer_ids, sentences=text["sentences"], **sample)
         sample["sentences"] = min(_MEASURED, text["sentences"])
         if budget:
+            depends = {
+                "checkpoint": file_setting(checkpoint),
+                "text": digest(tokens_of(trained, split, text["sentences"])),
+                **{"layers": layer_ids, "seed": settings.seed, **sample},
+            }
+            kept = allocation.kept_divergences(output, command, depends, settings.device)
+            steps.begin("divergences", allocation.announcement(len(layer_ids), kept))
             divergences = allocation.measure_divergences(
-                trained, layer_ids, split, calibrations, seed=settings.seed, **sample
+                trained, layer_ids, split, calibrations, seed=settings.seed, part=kept.part, **sample
             )
             key_dims = allocation.allocate_ranks(divergences, budget)
     else:
@@ -174,11 +205,13 @@ def convert_model(checkpoint: PathLike, output: PathLike, settings: Settings, co
             "rate": settings.distill_rate,
             "max_tokens": min(BATCH_TOKENS, settings.max_tokens),
         }
-    fitted = fit_model(trained, key_dims, calibrations, distillation, seed=settings.seed)
+    fitted = fit_model(trained, key_dims, calibrations, distillation, seed=settings.seed, steps=steps)
     state = fairseq.converted_state(trained, fitted.weights)
     seconds = time.perf_counter() - began
     checkpoints.save(state, output)
     logger.info("wrote %s", os.fspath(output))
+    if kept:
+        kept.discard()
 
     errors: Dict[str, float] = {}
     evaluation: Dict[str, Any] = {}
@@ -187,6 +220,7 @@ def convert_model(checkpoint: PathLike, output: PathLike, settings: Settings, co
     if text:
         errors = fairseq.output_errors(trained, converted, split, layer_ids, **sample)
     if settings.evaluate:
+        steps.begin("evaluation", "evaluating on valid and the test splits")
         evaluation = _evaluate(trained, converted, settings)
 
     recorded = asdict(settings)
@@ -236,7 +270,6 @@ def _layers(
 
 def _evaluate(trained: TrainedModel, converted: TrainedModel, settings: Settings) -> Dict[str, Any]:
     """Loss on ``valid`` and BLEU on each test split, before and after."""
-    logger.info("evaluating on valid and the test splits")
     before, after = (
         translation.evaluate(model, settings.references, max_tokens=settings.max_tokens)
         for model in (trained, converted)

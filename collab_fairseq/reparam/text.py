@@ -1,10 +1,12 @@
 """Text for calibration and distillation: a split of the data-bin, or a text file that the model translates."""
 
+import hashlib
 import logging
 import os
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import torch
+from torch import Tensor
 
 from collab_fairseq import translation
 from collab_fairseq.scoring.references import read_lines
@@ -55,6 +57,21 @@ def text_of(
     translation.add_text(trained, name, sources, _translated(trained, sources, name, max_tokens, seed))
     description += " and its translation by the model" if seed is None else ", translations drawn from the model"
     return name, {"text": description, "sentences": len(sources)}
+
+
+def tokens_of(trained: TrainedModel, split: str, sentences: int) -> Iterable[Tensor]:
+    """The tokens of source and target of the first sentences of a split."""
+    data = dataset(trained, split)
+    return (side[number] for number in range(min(sentences, len(data))) for side in (data.src, data.tgt))
+
+
+def digest(tensors: Iterable[Tensor]) -> str:
+    """SHA-256 of integer tensors and their shapes."""
+    result = hashlib.sha256()
+    for tensor in tensors:
+        result.update(str(list(tensor.shape)).encode())
+        result.update(tensor.cpu().long().numpy().tobytes())
+    return result.hexdigest()
 
 
 def _translated(

@@ -1,7 +1,9 @@
 """Allocation of ranks to layers, and distillation."""
 
 import itertools
+import json
 import math
+import shutil
 from argparse import Namespace
 
 import pytest
@@ -11,7 +13,7 @@ from fairseq.data import LanguagePairDataset
 from collab_fairseq import checkpoints
 from collab_fairseq.heads.relevance import relevance_by_step
 from collab_fairseq.modules.sites import attention_layers
-from collab_fairseq.reparam import AttentionError, relative_error, scores_of
+from collab_fairseq.reparam import AttentionError, allocation, relative_error, scores_of
 from collab_fairseq.reparam.allocation import allocate_ranks, divergences, lower_convex_hull, measure_divergences
 from collab_fairseq.reparam.distill import distill
 from collab_fairseq.reparam.fairseq import converted_state
@@ -71,6 +73,61 @@ def test_allocates_measured_divergences(trained, calibrations):
         assert divergence_by_rank[16] == 0 < divergence_by_rank[4]
     key_dims = allocate_ranks(by_layer, 9)
     assert 9 * 3 - 1 <= sum(key_dims.values()) <= 9 * 3
+
+
+def test_interrupted_conversion_continues_with_its_divergences(tiny_run, tiny_data, tmp_path, monkeypatch, caplog):
+    """It equals an uninterrupted one. Another model, text or seed does not continue with them."""
+    caplog.set_level("INFO")
+    for name in ("model.pt", "other.pt"):
+        shutil.copy(tiny_run / "checkpoint_best.pt", tmp_path / name)
+    state = checkpoints.load(tmp_path / "other.pt")
+    next(iter(state["model"].values())).mul_(1.01)
+    checkpoints.save(state, tmp_path / "other.pt")
+    calls = []
+
+    def convert(output, limit, model="model.pt", text="train:30", seed=1):
+        """The record, and the number of measurements; more than the limit of them are interrupted."""
+
+        def measured(*arguments, **options):
+            calls.append(arguments)
+            if len(calls) > limit:
+                raise UserError("interrupted")
+            return divergences(*arguments, **options)
+
+        calls.clear()
+        monkeypatch.setattr(allocation, "divergences", measured)
+        words = ["reparam", tmp_path / model, "--data", tiny_data, "--output", tmp_path / output, "--seed", seed]
+        words += ["--budget", "mean:8", "--calibration", text, "--json", tmp_path / "record.json"]
+        collab(*words, status=int(limit < len(allocation.GRID)))
+
+    def parts(file):
+        return json.loads((tmp_path / file).read_text())["parts"]
+
+    convert("whole.pt", 8)
+    assert len(calls) == 8
+    whole = parts("record.json")
+    convert("out.pt", 3)
+    kept = tmp_path / "out.pt.divergences.json"
+    assert [*parts(kept)] == ["0.125", "0.1875", "0.25"]
+    interrupted = kept.read_text()
+    assert "step 2 of 3: measuring divergences: 3 layers at 8 key dimensions each" in caplog.text
+
+    for change in ({"model": "other.pt"}, {"text": "train:29"}, {"seed": 2}, {}):
+        kept.write_text(interrupted)
+        convert("out.pt", 1, **change)
+        assert [*parts(kept)][:1] == ["0.125"]
+        assert len(parts(kept)) == (1 if change else 4)
+        assert ("measured again" in caplog.text) == bool(change)
+        caplog.clear()
+    convert("out.pt", 8)
+    assert len(calls) == 4
+    assert not kept.exists()
+    result = parts("record.json")
+    for layer in (*whole["layers"], *result["layers"]):
+        del layer["seconds"]
+    assert (result["divergences"], result["layers"]) == (whole["divergences"], whole["layers"])
+    models = [checkpoints.load(tmp_path / name)["model"] for name in ("whole.pt", "out.pt")]
+    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,9 @@ from scipy.stats import kendalltau, spearmanr  # noqa: E402
 
 from collab_fairseq import huggingface as hf  # noqa: E402
 from collab_fairseq.records.record import load  # noqa: E402
+from collab_fairseq.reparam import folders  # noqa: E402
 from collab_fairseq.reparam.huggingface import to_collaborative  # noqa: E402
+from fairseq_modern.errors import UserError  # noqa: E402
 from tests.common import ROOT, collab  # noqa: E402
 from tests.huggingface.cases import BERT, HEADS, WIDTH, WORDS, make  # noqa: E402
 
@@ -73,6 +75,29 @@ def embeddings(model, texts):
 
 def lines(path):
     return path.read_text().splitlines()
+
+
+def test_interrupted_conversion_continues_with_its_divergences(place, monkeypatch):
+    flags = ["--budget", "mean:10", "--calibration", place / "text"]
+    expected = convert(place, "encoder", *flags)[1]["divergences"]
+    fit, calls = folders.allocation.fit_layers, []
+
+    def interrupted(*arguments, **options):
+        calls.append(arguments)
+        if len(calls) == 6:
+            raise UserError("interrupted")
+        return fit(*arguments, **options)
+
+    monkeypatch.setattr(folders.allocation, "fit_layers", interrupted)
+    output = place / "interrupted"
+    command = ["reparam", place / "encoder", "--output", output, "--device", "cpu", *flags]
+    collab(*command, status=1)
+    kept = place / "interrupted.divergences.json"
+    assert len(load(kept, "conversion", "divergences")["parts"]) == 5
+    collab(*command, "--json", place / "again.json")
+    assert len(calls) == 6 + 3
+    assert load(place / "again.json", "conversion")["parts"]["divergences"] == expected
+    assert not kept.exists()
 
 
 def test_full_key_dimension_is_exact_and_the_folder_is_complete(place):
