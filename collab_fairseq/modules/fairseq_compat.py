@@ -6,10 +6,11 @@ import re
 from argparse import Namespace
 from typing import Any, Dict
 
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq import checkpoint_utils
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from fairseq.modules import MultiheadAttention
 from omegaconf import OmegaConf
+from torch import Tensor
 
 from collab_fairseq.checkpoints import model_settings
 from fairseq_modern.encoder_layer import SURPLUS
@@ -48,6 +49,10 @@ def as_transformer_collab(state: Dict[str, Any]) -> Dict[str, Any]:
         raise UserError(f"the checkpoint must be of transformer or transformer_collab; got {arch}")
     parameters = type(state["model"])()  # keeps an OrderedDict
     parameters.update((name, tensor) for name, tensor in state["model"].items() if not _SURPLUS.fullmatch(name))
+    for name, tensor in parameters.items():
+        # loading would round complex numbers to their real parts, and take quantised weights without their scale
+        if isinstance(tensor, Tensor) and not tensor.is_floating_point():
+            raise UserError(f"{name} must be floating-point; got {tensor.dtype}")
     _split_projections(parameters)
     converted["model"] = parameters
     return converted
@@ -66,10 +71,13 @@ def _cfg_from_args(args: Any) -> Any:
     """The settings of a checkpoint from fairseq before 0.10, as a config."""
     if not isinstance(args, Namespace):
         raise UserError("the checkpoint has neither cfg nor args, the settings that fairseq saves")
+    # fairseq's own renaming of old settings needs the other parts of a checkpoint, too
+    history = {"optimizer_name": "none", "lr_scheduler_state": {}, "num_updates": 0}
+    old = {"args": copy.deepcopy(args), "optimizer_history": [history], "extra_state": {"train_iterator": None}}
     log = logging.getLogger("fairseq.dataclass.utils")
     was_disabled, log.disabled = log.disabled, True  # on an error, it logs all settings
     try:
-        return convert_namespace_to_omegaconf(args)
+        return checkpoint_utils._upgrade_state_dict(old)["cfg"]
     except Exception as error:  # from fairseq, Hydra, OmegaConf or Python
         raise UserError(f"the settings in args cannot be read: {error}") from error
     finally:
