@@ -30,7 +30,7 @@ from collab_fairseq.search.shortlist import ShortlistGenerator
 from collab_fairseq.training.dropout import use_fast_dropout
 from fairseq_modern.errors import UserError
 
-from .arguments import resolve
+from .arguments import inherit_attention, resolve
 from .config import TransformerCollabConfig
 from .dictionaries import check_dictionaries, dictionary_digests
 
@@ -183,6 +183,8 @@ class TransformerCollabModel(TransformerModelBase):
         Raises:
             UserError: invalid settings, or those of a model with other dictionaries.
         """
+        with open_dict(args) if OmegaConf.is_config(args) else nullcontext():
+            inherit_attention(args)  # if the preset is a user's that does not call one of ours
         cfg = resolve(args)
         digests = dictionary_digests(task)
         check_dictionaries(vars(cfg), digests, "the model")

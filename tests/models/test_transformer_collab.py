@@ -7,6 +7,7 @@ import pytest
 import torch
 from fairseq import models, utils
 from fairseq.dataclass.initialize import add_defaults
+from fairseq.models.transformer import transformer_legacy
 from fairseq.modules import MultiheadAttention
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from omegaconf import OmegaConf
@@ -119,6 +120,27 @@ def test_presets_of_users(arch, builder, user_presets):
     else:  # a setting that nothing reads
         with pytest.raises(UserError, match="user_setting is not a setting"):
             build_as_hydra(arch, user_setting=7)
+
+
+@pytest.mark.parametrize("builder", [build, build_as_hydra])
+def test_attention_from_applies_to_presets_of_users_that_only_call_fairseqs(builder, user_presets, tmp_path):
+    """Compared with the layers of the checkpoint; a preset that sets other heads is an error."""
+    models.register_model_architecture("transformer_collab", "user_direct")(transformer_legacy.base_architecture)
+    flags = {**SMALL, "key_dim": 6, "cross_key_dim": 4, "mixing_lr_multiplier": 3.0}
+    saved = build(**flags)
+    checkpoint = tmp_path / "checkpoint.pt"
+    checkpoints.save(
+        {"cfg": {"model": {"_name": "transformer_collab", **flags}}, "model": saved.state_dict()}, checkpoint
+    )
+    options = {"share_all_embeddings": True, "attention_from": str(checkpoint)}
+    layers = attention_layers(builder("user_direct", **SMALL, **options))
+    expected = {layer_id: (layer.key_dim, layer.scale) for layer_id, layer in attention_layers(saved).items()}
+    assert {layer_id: (layer.key_dim, layer.scale) for layer_id, layer in layers.items()} == expected
+    control = attention_layers(builder("user_direct", **SMALL, share_all_embeddings=True))
+    assert {layer_id: (layer.key_dim, layer.scale) for layer_id, layer in control.items()} != expected
+    others = {name: size for name, size in SMALL.items() if "heads" not in name}
+    with pytest.raises(UserError, match=r"--encoder-attention-heads is 8, but 2 in --attention-from"):
+        builder("user_direct", **others, **options)
 
 
 @pytest.mark.parametrize("heads", ["none", "encoder", "cross", "decoder", "decoder_encoder", "cross_decoder_encoder"])
