@@ -8,13 +8,13 @@ from typing import Callable, List, Optional, Sequence, Set
 # punctuation marks before white space or the end of the line; raw text has no white space before them, except that
 # French has before the second kind
 _MARKS = tuple(re.compile(rf"(\s?)[{marks}](?=\s|$)") for marks in (".,", "!?;:"))
-#: marker of unjoined subword units → its pattern: subword-nmt, SentencePiece, WordPiece, OpenNMT, byte-level BPE, GPT
+#: marker of unjoined subword units → its pattern: subword-nmt, SentencePiece, WordPiece, OpenNMT, byte-level BPE, BPE
 SUBWORDS = {
     "@@": re.compile(r"@@(\s|$)"),
     "▁": re.compile("▁"),
     "##": re.compile(r"(?<!\S)##(?!AT##)\S"),
     "￭": re.compile("￭"),
-    "Ġ": re.compile(r"(?<!\S)Ġ"),
+    "Ġ": re.compile(r"(?<!\S)Ġ\S* Ġ\S* Ġ"),  # a Maltese letter, too
     "</w>": re.compile(r"\S</w>(?!\S)"),
 }
 # Moses' escapes, also of text that was escaped twice: &quot; &#124; &amp;#124;

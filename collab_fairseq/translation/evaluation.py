@@ -121,7 +121,7 @@ def _joiner(trained: TrainedModel) -> Callable[[str], str]:
     """A function that joins units of the target dictionary, which are separated by spaces, to words."""
     target, data = trained.task.target_dictionary, trained.task.cfg.data
     units, unit = subword_units(target), byte_unit(target)
-    if units in ("￭", "Ġ", "</w>"):
+    if units in ("￭", "</w>"):
         raise UserError(f"the dictionary in {data} has subword units (marker {units}), which cannot be joined here")
     if unit is None:
         return lambda text: data_utils.post_process(text, units)

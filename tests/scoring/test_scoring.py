@@ -387,8 +387,9 @@ def test_a_log_that_was_cut_is_not_scored(tmp_path):
         ("▁Ein ▁Hu nd ▁läuft", "▁.*--remove-bpe sentencepiece"),
         ("Ein Hu ##nd lä ##uft", "##.*--remove-bpe ' ##'"),
         ("Ein Hu ￭nd lä ￭uft", "￭.*join them first"),
-        ("Ein ĠHu nd Ġlä uft", "Ġ.*join them first"),
+        ("ĠEin ĠHund Ġlä uft", "Ġ.*join them first"),
         ("Ein</w> Hu nd</w>", "</w>.*join them first"),
+        ("Ġorġ mill-Ġermanja: Ġie Ġunju.", None),
         ("Ein ##AT##-##AT## <b>Hund</b> läuft ## a##b", None),
     ],
 )
