@@ -1,11 +1,11 @@
 """Defect: mistakes in the settings of validation end a training run only after its first epoch, without a checkpoint.
 
-Examples are a sentence that is longer than --max-tokens-valid or the positions of the model, and a
---best-checkpoint-metric that validation does not report.
+Examples are a sentence that is longer than --max-tokens-valid or the positions of the model, a
+--best-checkpoint-metric that validation does not report, and --eval-bleu-args that the search rejects.
 
 Check: fairseq builds the batches of validation when it first validates. Here, it builds them before the first update.
-If the metric is not the loss, which is always reported, it also validates the first batch. Both leave random states,
-statistics and the trainer unchanged, so that results are the same.
+If the metric is not the loss, which is always reported, or validation translates, it also validates the first batch.
+Both leave random states, statistics and the trainer unchanged, so that results are the same.
 
 BLEU and accuracy without --maximize-best-checkpoint-metric log a warning: `checkpoint_best.pt` would be the worst.
 """
@@ -53,7 +53,8 @@ def check_metric(trainer: Any, task: Any, metrics: Any, metric: str) -> None:
     shortened: Any = contextlib.nullcontext()
     generator: Any = getattr(task, "sequence_generator", None)
     if hasattr(generator, "max_len_b"):  # of --eval-bleu: the lengths do not matter
-        shortened = replaced(generator, max_len_a=0, max_len_b=max(1, generator.min_len))
+        longest = min(generator.max_len_b + 0 * generator.max_len_a, max(1, generator.min_len))
+        shortened = replaced(generator, max_len_a=0, max_len_b=longest)
     aggregators = OrderedDict(default=metrics.MetersDict())
     with replaced(metrics, _aggregators=aggregators), shortened, metrics.aggregate(new_root=True) as reported:
         trainer.valid_step(trainer._dummy_batch)
@@ -74,7 +75,8 @@ def check(module: Any, cfg: Any, trainer: Any, task: Any) -> None:
             trainer.get_valid_iterator(subset)
         metric = cfg.checkpoint.best_checkpoint_metric
         # "DUMMY": a data set that only its own loader can read; `post_validate` may add metrics
-        is_known = metric == "loss" or trainer._dummy_batch == "DUMMY" or hasattr(task, "post_validate")
+        is_known = metric == "loss" and not hasattr(task, "sequence_generator")
+        is_known = is_known or trainer._dummy_batch == "DUMMY" or hasattr(task, "post_validate")
         if not is_known:
             check_metric(trainer, task, module.metrics, metric)
     if metric in HIGHER_IS_BETTER and not cfg.checkpoint.maximize_best_checkpoint_metric:

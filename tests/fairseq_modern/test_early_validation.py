@@ -77,8 +77,10 @@ def train(data, tmp_path, monkeypatch):
             {"best_checkpoint_metric": "accuracy"},
             "--best-checkpoint-metric must be a metric of validation, here loss, nll_loss, ppl, .*; got accuracy",
         ),
+        ({"eval_bleu": True, "eval_bleu_args": '{"beam": 2, "lenpen": "x"}'}, ".*'str'.*"),
+        ({"eval_bleu": True, "eval_bleu_args": '{"beam": 2, "max_len_b": "ten"}'}, ".*str.*"),
     ],
-    ids=["too long", "too many tokens", "two names", "metric"],
+    ids=["too long", "too many tokens", "two names", "metric", "length penalty", "maximum length"],
 )
 def test_mistakes_end_training_before_the_first_update(train, settings, message):
     updates, error = train(**settings)
@@ -101,6 +103,7 @@ def reported(checkpoint):
     "settings",
     [
         BLEU,
+        {"eval_bleu": True, "eval_bleu_args": '{"beam": 2, "max_len_b": 10}'},
         {"best_checkpoint_metric": "accuracy", "report_accuracy": True},
         {"best_checkpoint_metric": "bleu", "disable_validation": True},
     ],
