@@ -4,7 +4,8 @@ from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence
 
 from torch import Tensor, nn
 
-from .factors import AttentionError, HeadMaps, ScoreWeights, affine, standard_heads
+from .errors import AttentionError
+from .factors import HeadMaps, ScoreWeights, affine, standard_heads
 
 
 def is_given(value: Any) -> bool:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from .cache import Attended, KeyValue
-from .factors import AttentionError, ScoreWeights
+from .errors import AttentionError
+from .factors import ScoreWeights
 from .layer import named_after_key_dim
 from .projections import are_plain, linear, uninitialised
 from .standard import StandardAttention

@@ -14,8 +14,8 @@ from typing import Any, Dict, Optional
 import torch
 from torch import Tensor, nn
 
-from collab_fairseq.attention import StandardAttention
-from collab_fairseq.attention.factors import AttentionError, affine
+from collab_fairseq.attention import AttentionError, StandardAttention
+from collab_fairseq.attention.factors import affine
 from collab_fairseq.modules.attention import IncrementalAttention, incremental
 from collab_fairseq.modules.sites import attention_layers
 from fairseq_modern.errors import UserError

@@ -21,8 +21,8 @@ from transformers.models.bert.modeling_bert import BertCrossAttention, BertSelfA
 from transformers.models.distilbert.modeling_distilbert import DistilBertSelfAttention
 from transformers.models.marian.modeling_marian import MarianAttention
 
-from collab_fairseq.attention import KeyValue
-from collab_fairseq.attention.factors import AttentionError, ScoreWeights
+from collab_fairseq.attention import AttentionError, KeyValue
+from collab_fairseq.attention.factors import ScoreWeights
 from collab_fairseq.attention.kernels import attend_collaborative
 from collab_fairseq.attention.masks import combine
 

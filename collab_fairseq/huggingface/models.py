@@ -16,7 +16,8 @@ from torch.utils.hooks import RemovableHandle
 from transformers import AlbertConfig, AutoConfig, BertConfig, DistilBertConfig, MarianConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
-from collab_fairseq.attention.factors import AttentionError, HeadFactors, ScoreWeights, standard_heads
+from collab_fairseq.attention import AttentionError
+from collab_fairseq.attention.factors import HeadFactors, ScoreWeights, standard_heads
 from collab_fairseq.attention.masks import multiply_heads
 
 from .layers import COLLABORATIVE, CollaborativeHeads, Shape, names_of

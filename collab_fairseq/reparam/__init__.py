@@ -3,7 +3,8 @@
 To convert whole models, use :func:`.pipeline.convert_model` (fairseq) and :func:`.huggingface.to_collaborative`.
 """
 
-from collab_fairseq.attention.factors import AttentionError, HeadFactors, ScoreWeights, relative_error, standard_heads
+from collab_fairseq.attention import AttentionError
+from collab_fairseq.attention.factors import HeadFactors, ScoreWeights, relative_error, standard_heads
 
 from .calibrate import Calibration, Calibrator
 from .scores import ScoreFit, collaborative_layer, fit_layers, fit_scores, scores_of

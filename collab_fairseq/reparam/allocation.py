@@ -18,7 +18,8 @@ import numpy
 import torch
 from torch import Tensor
 
-from collab_fairseq.attention.factors import AttentionError, ScoreWeights
+from collab_fairseq.attention import AttentionError
+from collab_fairseq.attention.factors import ScoreWeights
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.sites import attention_layers, swapped
 from collab_fairseq.progress import Progress

@@ -23,7 +23,8 @@ from typing import NamedTuple, Optional, Tuple
 import torch
 from torch import Tensor
 
-from collab_fairseq.attention.factors import AttentionError, HeadFactors, ScoreWeights
+from collab_fairseq.attention import AttentionError
+from collab_fairseq.attention.factors import HeadFactors, ScoreWeights
 from collab_fairseq.attention.masks import combine
 
 

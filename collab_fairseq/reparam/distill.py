@@ -16,7 +16,8 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 import torch
 
-from collab_fairseq.attention.factors import AttentionError, ScoreWeights
+from collab_fairseq.attention import AttentionError
+from collab_fairseq.attention.factors import ScoreWeights
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.progress import Progress
 from collab_fairseq.translation import TrainedModel, batches, with_state

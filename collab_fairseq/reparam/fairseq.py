@@ -12,8 +12,9 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
+from collab_fairseq.attention import AttentionError
 from collab_fairseq.attention.attention_types import SITES, parse_sites
-from collab_fairseq.attention.factors import AttentionError, ScoreWeights
+from collab_fairseq.attention.factors import ScoreWeights
 from collab_fairseq.checkpoints import model_settings
 from collab_fairseq.modules.fairseq_compat import as_transformer_collab, drop_training_state
 from collab_fairseq.modules.sites import attention_layers, parameter_prefix

@@ -26,7 +26,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from collab_fairseq.attention.factors import AttentionError, ScoreWeights, relative_error
+from collab_fairseq.attention import AttentionError
+from collab_fairseq.attention.factors import ScoreWeights, relative_error
 from collab_fairseq.checkpoints import PathLike, check_finite, file_setting
 from collab_fairseq.huggingface import attention_layers, check_tokens, load_folder, load_tokenizer, score_weights
 from collab_fairseq.huggingface.layers import CollaborativeHeads, names_of

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from collab_fairseq.attention.factors import AttentionError, ScoreWeights
+from collab_fairseq.attention import AttentionError
+from collab_fairseq.attention.factors import ScoreWeights
 from collab_fairseq.huggingface import (
     CollaborativeModel,
     Shape,

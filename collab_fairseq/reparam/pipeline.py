@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Union
 
 from collab_fairseq import checkpoints, translation
-from collab_fairseq.attention.factors import AttentionError, ScoreWeights, relative_error
+from collab_fairseq.attention import AttentionError
+from collab_fairseq.attention.factors import ScoreWeights, relative_error
 from collab_fairseq.checkpoints import PathLike, file_setting
 from collab_fairseq.files import check_writable
 from collab_fairseq.records import pages

@@ -8,8 +8,8 @@ from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Union
 import torch
 from torch import Tensor
 
-from collab_fairseq.attention import AttentionLayer, CollaborativeAttention
-from collab_fairseq.attention.factors import AttentionError, HeadFactors, ScoreWeights, relative_error
+from collab_fairseq.attention import AttentionError, AttentionLayer, CollaborativeAttention
+from collab_fairseq.attention.factors import HeadFactors, ScoreWeights, relative_error
 
 from .calibrate import Calibration, Weighting
 from .solver import Decomposition, decompose

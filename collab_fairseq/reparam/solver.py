@@ -26,7 +26,8 @@ from typing import Callable, Dict, List, NamedTuple, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from collab_fairseq.attention.factors import AttentionError, HeadFactors, checked, relative_error
+from collab_fairseq.attention import AttentionError
+from collab_fairseq.attention.factors import HeadFactors, checked, relative_error
 
 # extrapolation β: initial value, growth after a successful sweep, maximum, and factor on the maximum after a restart
 _FIRST, _GROWTH, _MOST, _LOWER = 0.3, 1.15, 2.0, 0.8
