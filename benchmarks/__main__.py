@@ -11,7 +11,7 @@ collaborative heads as in the paper's code (einsum), and ours; layers also with 
 process, in interleaved rounds; layers that compute the same function are compared first. The table shows ratios; the
 record and the log also have seconds and bytes.
 
-Rows (width 512, 8 heads; tiny: 128, 4; N sentences, T target positions, S source positions, key dimension D):
+Rows (d_model 512, 8 heads; tiny: 128, 4; N sentences, T target positions, S source positions, key dimension D):
 
     layer/encoder/NxT/dkD/train      forward and backward pass of a layer; .../memory: peak memory
     decode/cross/NxBEAM/SS/dkD       decoding step of cross-attention

@@ -8,8 +8,9 @@ CHECKPOINT is a checkpoint of fairseq's `transformer` or of `transformer_collab`
     folder        checkpoint, dictionaries, subword model: for collab translate, Python, fairseq-interactive
     ctranslate2   for CTranslate2, faster on CPUs for small models; --quantization int8 makes it smaller;
                   then translate with --precision int8
-    fairseq       a plain `transformer` that fairseq loads without this project. A head may need at most width / heads
-                  key dimensions: D with collaborative heads, D + 1 with content bias, D / heads with standard heads
+    fairseq       a plain `transformer` that fairseq loads without this project. A head may need at most d_model /
+                  heads key dimensions: D with collaborative heads, D + 1 with content bias, D / heads with standard
+                  heads
     huggingface   for transformers (FSMT), with the same limit
 
 Models with subword units need their SentencePiece model or BPE codes. SentencePiece models made by data_prep are found

@@ -74,7 +74,7 @@ own curve; --random-orders adds curves for comparison. Classifiers are evaluated
 --remove takes a percentage of the heads or their names, and writes a smaller checkpoint that is
 equivalent to the model with these heads masked. fairseq-generate and the other tools load it with
 --user-dir. fairseq-train continues training it with --attention-from pruned.pt
---finetune-from-model pruned.pt and the layer, width and head flags of the source model.
+--finetune-from-model pruned.pt and the source model's flags for layers, d_model, feed-forward and heads.
 """,
     "gates": """\
 List the heads closed by stochastic gates, or remove them (Voita et al. 2019)

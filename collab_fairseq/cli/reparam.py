@@ -19,9 +19,9 @@ training:
     fairseq-train DATA --user-dir "$(collab user-dir)" --arch transformer_collab SIZES ... \\
         --attention-from collaborative.pt --finetune-from-model collaborative.pt
 
-SIZES are the flags for the layers, widths, heads and shared embeddings of the source. The checkpoint has no optimizer
-state and starts at epoch 1, so --restore-file works without --reset-... flags as well. The same command resumes the
-training run.
+SIZES are the source's flags for layers, d_model, feed-forward, heads and shared embeddings. The checkpoint has no
+optimizer state and starts at epoch 1, so --restore-file works without --reset-... flags as well. The same command
+resumes the training run.
 
 CHECKPOINT can also be the folder of a Hugging Face encoder (BERT, DistilBERT, ALBERT) or of a text classifier based on
 one. Texts are then raw, one per line (two columns separated by a tab for pairs), and the result is a folder:

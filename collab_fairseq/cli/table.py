@@ -5,7 +5,7 @@
     collab table RECORD ... --figure results/curves.svg
 
 One row per configuration: means over its seeds, and scores with 95 % intervals over seeds and sentences. --baseline
-compares every other row with the row of that run, paired by seed; a star marks differences whose interval excludes
+compares the other configurations with that of a run, paired by seed; a star marks differences whose interval excludes
 0. The same records give the same table; `collab tables` keeps tables on pages up to date. Needs pandas and,
 for --figure, matplotlib: the extra `plots` of this project.
 """
@@ -37,11 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--columns", type=_names, metavar="A,B,...", help=text)
     text = (
-        "fields that distinguish the rows: heads, key_dim, updates, averaged or a path into the records such as "
+        "fields that distinguish configurations: heads, key_dim, updates, averaged or a path into the records such as "
         "config.model.dropout (default: heads,key_dim,updates)"
     )
     add("--group-by", type=_names, default=list(GROUP_BY), metavar="A,B,...", help=text)
-    text = "name of a run: compare the other rows with its row; repeatable"
+    text = "name of a run: compare the other configurations with its own; repeatable"
     add("--baseline", action="append", default=[], metavar="NAME", help=text)
     add("--output", metavar="FILE", help="write the table to FILE, with links relative to it (default: print it)")
     add_figure_flags(parser, "draw a figure instead of a table")

@@ -127,8 +127,8 @@ def _architecture(source: Source, written: Written) -> List[str]:
     lines = [f"- transformer with {parameters:,} parameters{positions}"]
     for side in ("encoder", "decoder"):
         sizes = getattr(source.config, side)
-        widths = f"width {sizes.embed_dim}, feed-forward width {sizes.ffn_embed_dim}"
-        lines.append(f"- {side}: {sizes.layers} layers, {widths}")
+        dimensions = f"d_model {sizes.embed_dim}, feed-forward {sizes.ffn_embed_dim}"
+        lines.append(f"- {side}: {sizes.layers} layers, {dimensions}")
     lines += [f"- attention of {line}" for line in attention]
     original, original_attention = _parameters(source.model), _attention(source.model)
     if original_attention != attention:

@@ -37,12 +37,11 @@ class TransformerCollabConfig(TransformerConfig):  # type: ignore[misc]
     )
     key_dim: Optional[int] = _flag(
         None,
-        "total key dimension of every site: shared by all collaborative heads, summed over standard heads (default: "
-        "the embedding width)",
+        "key dimension of every site: shared by all collaborative heads, summed over standard heads (default: d_model)",
     )
-    encoder_key_dim: Optional[int] = _flag(None, "total key dimension of encoder self-attention (default: --key-dim)")
-    cross_key_dim: Optional[int] = _flag(None, "total key dimension of encoder-decoder attention (default: --key-dim)")
-    decoder_key_dim: Optional[int] = _flag(None, "total key dimension of decoder self-attention (default: --key-dim)")
+    encoder_key_dim: Optional[int] = _flag(None, "key dimension of encoder self-attention (default: --key-dim)")
+    cross_key_dim: Optional[int] = _flag(None, "key dimension of encoder-decoder attention (default: --key-dim)")
+    decoder_key_dim: Optional[int] = _flag(None, "key dimension of decoder self-attention (default: --key-dim)")
     value_heads: Optional[int] = _flag(
         None,
         "collaborative heads also share values, in N groups (N divides the number of heads), so that the KV cache is "
@@ -50,12 +49,13 @@ class TransformerCollabConfig(TransformerConfig):  # type: ignore[misc]
     )
     mixing_init: ChoiceEnum(list(INITIAL_MIXING)) = _flag(  # type: ignore[valid-type]  # noqa: RUF009
         "xavier",
-        "initial mixing matrix of collaborative heads: xavier, blocks (start as standard heads) or normal (variance "
-        "1 / heads) (default: xavier)",
+        "initial mixing matrix of collaborative heads: xavier, blocks (start from standard heads; recommended) or "
+        "normal (variance 1 / heads) (default: xavier)",
     )
     mixing_lr_multiplier: float = _flag(
         1.0,
-        "with Adam, multiply the learning rate of the mixing matrix and the content bias by this number (default: 1)",
+        "with Adam, multiply the learning rate of the mixing matrix and the content bias by this number (default: 1; "
+        "recommended: 8)",
     )
     attention_content_bias: bool = _flag(False, "add a content bias to collaborative heads (equation 13 of the paper)")
     kv_heads: Optional[int] = _flag(
@@ -65,13 +65,13 @@ class TransformerCollabConfig(TransformerConfig):  # type: ignore[misc]
     )
     kv_latent_dim: Optional[int] = _flag(
         None,
-        "standard heads compute keys and values from a shared latent of this width per token, and decoding caches only "
-        "the latent: multi-head latent attention (default: no latent)",
+        "standard heads compute keys and values from a shared latent vector of this dimension per token, and decoding "
+        "caches only the latent: multi-head latent attention (default: no latent)",
     )
     attention_init: ChoiceEnum(list(INITS)) = _flag(  # type: ignore[valid-type]  # noqa: RUF009
         "default",
         "initialisation of the query, key and value projections: default (Xavier with gain 1/sqrt(2)), or authors (as "
-        "in the code of the paper's authors: gain 1 if the key dimension differs from the width) (default: default)",
+        "in the code of the paper's authors: gain 1 if the key dimension differs from d_model) (default: default)",
     )
     attention_kernel: ChoiceEnum(["auto", *COLLABORATIVE]) = _flag(  # type: ignore[valid-type]  # noqa: RUF009
         "auto",

@@ -125,7 +125,7 @@ def keys(run: TrainingRecord) -> Dict[str, Any]:
 
 
 def key_dim(model: Dict[str, Any], site: str) -> Any:
-    """The key dimension of a site: its own, that of the model, or as in fairseq's transformer the embedding width."""
+    """The key dimension of a site: its own, that of the model, or as in fairseq's transformer d_model."""
     width = model.get(f"{attention_types.side_of(site)}_embed_dim") or model.get("encoder_embed_dim")
     return model.get(f"{site}_key_dim") or model.get("key_dim") or width
 

@@ -131,7 +131,7 @@ def override(cfg: DictConfig, flags: Dict[str, Any], words: List[str]) -> DictCo
         if recipe.fast or {"model.collaborative_heads", "model.key_dim"} & set(flags):
             raise UserError("--stock excludes --heads, --key-dim and --fast")
         cfg = stock(cfg)
-    # --heads none: the embedding width, unless a later override sets a key dimension
+    # --heads none: d_model, unless a later override sets a key dimension
     first = ["model.key_dim=null"] if flags.get("model.collaborative_heads") == "none" else []
     first += variant(recipe, recipe.variant) if recipe.variant else []
     merged: Any = OmegaConf.merge(cfg, OmegaConf.from_dotlist(first + (FAST if recipe.fast else [])), last)
