@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .cache import Attended, KeyValue
-from .factors import HeadFactors, HeadMaps, ScoreWeights, affine
+from .factors import HeadFactors, HeadMaps, ScoreWeights, affine, check_plain
 from .kernels import COLLABORATIVE, attend_collaborative
 from .layer import AttentionLayer, named_after_key_dim
 from .mixing import initial_mixing
@@ -182,6 +182,7 @@ class CollaborativeAttention(AttentionLayer):
         return HeadMaps(query, key, self._head_map(self.v_proj, self.value_heads))
 
     def score_weights(self) -> ScoreWeights:
+        check_plain(self.q_proj, self.k_proj)
         heads = HeadFactors(self.q_proj.weight.detach(), self.k_proj.weight.detach(), self.mixing.detach())
         biases = (None if bias is None else bias.detach() for bias in (self.q_proj.bias, self.content_bias))
         return ScoreWeights(heads, self.scale, *biases)

@@ -33,8 +33,30 @@ class HeadMaps(NamedTuple):
     value: Tensor
 
 
+def is_plain(projection: nn.Module) -> bool:
+    """Whether weight and bias determine what a projection computes, without adapters; hooks aside."""
+    parameters = dict(projection.named_parameters())
+    has_own_weight = type(parameters.get("weight")) is nn.Parameter and parameters.keys() <= {"weight", "bias"}
+    return has_own_weight and "forward" not in vars(projection)
+
+
+def check_plain(*projections: nn.Module) -> None:
+    """Raise AttentionError unless :func:`is_plain`."""
+    for projection in projections:
+        if not is_plain(projection):
+            parameters = ", ".join(name for name, _ in projection.named_parameters())
+            raise AttentionError(
+                "a projection must have a weight, a bias and the forward of its class; got "
+                f"{type(projection).__name__} with {parameters}: merge or unload adapters and quantisation"
+            )
+
+
 def affine(projection: nn.Linear) -> Tensor:
-    """Weight and bias of a projection in one matrix, (outputs, inputs + 1), in float64; without bias zeros."""
+    """Weight and bias of a projection in one matrix, (outputs, inputs + 1), in float64; without bias zeros.
+
+    For errors, see :func:`check_plain`.
+    """
+    check_plain(projection)
     weight, bias = projection.weight.double(), projection.bias
     column = weight.new_zeros(len(weight), 1) if bias is None else bias.double()[:, None]
     return torch.cat([weight, column], dim=1)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .cache import Attended, KeyValue
 from .errors import AttentionError
-from .factors import ScoreWeights
+from .factors import ScoreWeights, affine
 from .layer import named_after_key_dim
 from .projections import are_plain, linear, uninitialised
 from .standard import StandardAttention
@@ -133,7 +133,7 @@ class LatentAttention(StandardAttention):
         if projection is self.q_proj:
             return head_map
         weight, bias = head_map[..., :-1], head_map[..., -1:]
-        return torch.cat([weight @ self.latent_proj.weight.double(), bias], dim=-1)
+        return torch.cat([weight @ affine(self.latent_proj)[:, :-1], bias], dim=-1)
 
     def score_weights(self) -> ScoreWeights:
         raise AttentionError(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from collab_fairseq.attention import AttentionError, AttentionLayer, CollaborativeAttention
-from collab_fairseq.attention.factors import HeadFactors, ScoreWeights, relative_error
+from collab_fairseq.attention.factors import HeadFactors, ScoreWeights, check_plain, relative_error
 
 from .calibrate import Calibration, Weighting
 from .solver import Decomposition, decompose
@@ -153,6 +153,7 @@ def scores_of(layer: AttentionLayer) -> ScoreWeights:
 
 def collaborative_layer(layer: AttentionLayer, weights: ScoreWeights) -> CollaborativeAttention:
     """A collaborative layer with these scores, and the values, output projection and dropout of ``layer``."""
+    check_plain(layer.v_proj, layer.out_proj)
     collaborative = CollaborativeAttention(
         layer.embed_dim,
         layer.num_heads,

@@ -72,3 +72,55 @@ def test_rejects_bad_sources():
     ):
         with pytest.raises(AttentionError, match=message):
             fit()
+
+
+class Adapter(torch.nn.Linear):
+    """As LoRA: a weight of its own, and factors."""
+
+    def __init__(self, linear):
+        super().__init__(linear.in_features, linear.out_features, dtype=linear.weight.dtype)
+        self.load_state_dict(linear.state_dict())
+        self.factors = torch.nn.Linear(E, linear.out_features, dtype=linear.weight.dtype)
+
+    def forward(self, inputs):
+        return super().forward(inputs) + self.factors(inputs)
+
+
+class Scaled(torch.Tensor):
+    """As quantised weights."""
+
+
+def replace_forward(layer, name):
+    projection = layer.get_submodule(name)
+    projection.forward = lambda inputs, call=projection.forward: 1.5 * call(inputs)
+
+
+def replace_weight(layer, name):
+    projection = layer.get_submodule(name)
+    projection.weight = torch.nn.Parameter(projection.weight.detach().as_subclass(Scaled))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        replace_forward,
+        replace_weight,
+        lambda layer, name: layer.set_submodule(name, Adapter(layer.get_submodule(name))),
+        lambda layer, name: torch.nn.utils.parametrizations.weight_norm(layer.get_submodule(name)),
+    ],
+    ids=["forward", "weight", "module", "parametrisation"],
+)
+@pytest.mark.parametrize("part", ["q_proj", "k_proj", "v_proj", "out_proj"])
+@pytest.mark.parametrize("name", ["standard", "collaborative", "grouped"])
+def test_layers_with_changed_projections_are_rejected(name, part, change):
+    """Their weights do not tell what they compute. Control: the unchanged layer."""
+    for changed in (False, True):
+        layer = build(name)
+        if changed:
+            change(layer, part)
+            with pytest.raises(AttentionError, match="merge or unload adapters"):
+                collaborative_layer(layer, scores_of(layer))
+        else:
+            inputs = coloured(N, T, E)
+            made = collaborative_layer(layer, scores_of(layer))
+            assert (made(inputs, inputs, inputs)[0] - layer(inputs, inputs, inputs)[0]).abs().max() < FLOAT64 * 100
