@@ -13,9 +13,12 @@ import copy
 from typing import Any, Dict, List, Optional, Tuple
 
 import torch
+from fairseq.models.transformer import TransformerDecoderBase, TransformerModelBase
 from fairseq.search import BeamSearch
 from fairseq.sequence_generator import EnsembleModel, SequenceGenerator
 from torch import Tensor, nn
+
+from collab_fairseq.attention.projections import are_plain
 
 #: <s>, <pad>, </s>, <unk>
 SPECIAL = 4
@@ -46,7 +49,7 @@ class Shortlist(EnsembleModel):  # type: ignore[misc]
         self, tokens: Tensor, encoder_outs: List[Any], incremental_states: List[State], temperature: float = 1.0
     ) -> Tuple[Tensor, Optional[Tensor]]:
         """Log-probabilities (R, 4 + K), and attention (R, S) over S source positions or None."""
-        if len(self.models) > 1 or not _has_linear_output(self.single_model.decoder):
+        if len(self.models) > 1 or not _has_linear_output(self.single_model):
             lprobs, attention = super().forward_decoder(tokens, encoder_outs, incremental_states, temperature)
         else:
             lprobs, attention = self._decode(tokens, encoder_outs[0], incremental_states[0], temperature)
@@ -78,9 +81,15 @@ class Shortlist(EnsembleModel):  # type: ignore[misc]
         return torch.log_softmax(logits, -1, out=logits), attention
 
 
-def _has_linear_output(decoder: Any) -> bool:
-    layer = decoder.output_projection
-    return decoder.adaptive_softmax is None and type(layer) is nn.Linear and layer.bias is None
+def _has_linear_output(model: Any) -> bool:
+    """Whether log-probabilities follow from features and the weight of the output projection alone."""
+    decoder, layer = model.decoder, model.decoder.output_projection
+    as_in_fairseq = (
+        type(decoder).output_layer is TransformerDecoderBase.output_layer
+        and type(model).get_normalized_probs is TransformerModelBase.get_normalized_probs
+        and decoder.adaptive_softmax is None
+    )
+    return as_in_fairseq and type(layer) is nn.Linear and layer.bias is None and are_plain(layer)
 
 
 def largest(values: Tensor, number: int) -> Tuple[Tensor, Tensor]:

@@ -27,6 +27,7 @@ from fairseq.distributed.fully_sharded_data_parallel import FullyShardedDataPara
 from fairseq.models.transformer import TransformerDecoderBase
 from torch import Tensor, nn
 
+from collab_fairseq.attention.factors import is_plain
 from fairseq_modern.errors import UserError
 
 CRITERION = "label_smoothed_cross_entropy_chunked"
@@ -275,6 +276,10 @@ def tokens(target: Tensor, padding: int, number: Optional[int] = None) -> Tensor
     return target.eq(padding).byte().argsort(stable=True)[:number]
 
 
+def has_hooks(layer: nn.Module) -> bool:
+    return bool(layer._forward_hooks or layer._forward_pre_hooks)
+
+
 def output_projection(model: nn.Module) -> nn.Linear:
     """The linear layer that computes logits from features; other output layers raise UserError."""
     if isinstance(model, FullyShardedDataParallel):
@@ -291,9 +296,9 @@ def output_projection(model: nn.Module) -> nn.Linear:
     layer = getattr(decoder, "output_projection", None)
     is_transformer = isinstance(decoder, TransformerDecoderBase)
     is_linear = is_transformer and type(decoder).output_layer is TransformerDecoderBase.output_layer
-    if not is_linear or type(layer) is not nn.Linear or layer._forward_hooks or layer._forward_pre_hooks:
+    if not is_linear or type(layer) is not nn.Linear or not is_plain(layer) or has_hooks(layer):
         raise UserError(
-            f"--criterion {CRITERION} needs a transformer whose output projection is one linear layer without hooks; "
-            f"got {type(model).__name__} with {type(layer).__name__}"
+            f"--criterion {CRITERION} needs a transformer whose output projection is one linear layer without hooks or "
+            f"adapters; got {type(model).__name__} with {type(layer).__name__}"
         )
     return layer

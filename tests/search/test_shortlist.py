@@ -99,6 +99,46 @@ def test_supports_ensembles_other_output_layers_and_attention(shortlists):
     assert len(shortlists) == 4
 
 
+def replace_forward(model):
+    """As LoRA does in scripts that add adapters to a finished model."""
+    layer = model.decoder.output_projection
+    layer.forward = lambda features, call=layer.forward: call(features).flip(-1)
+
+
+def replace_output_layer(model):
+    """As a decoder of a user does."""
+
+    class Decoder(type(model.decoder)):
+        def output_layer(self, features):
+            return super().output_layer(features).flip(-1)
+
+    model.decoder.__class__ = Decoder
+
+
+def replace_probabilities(model):
+    class Model(type(model)):
+        def get_normalized_probs(self, net_output, log_probs, sample=None):
+            return super().get_normalized_probs(net_output, log_probs, sample).flip(-1)
+
+    model.__class__ = Model
+
+
+def add_hook(model):
+    model.decoder.output_projection.register_forward_hook(lambda _, __, logits: logits.flip(-1))
+
+
+@pytest.mark.parametrize("change", [replace_forward, replace_output_layer, replace_probabilities, add_hook])
+def test_changed_output_layers_are_called(change, shortlists):
+    """Compared with fairseq's search, and with the unchanged model as a control."""
+    model = model_of("collaborative")
+    before = hypotheses(ShortlistGenerator, [model], sample_of())
+    change(model)
+    ours = hypotheses(ShortlistGenerator, [model], sample_of())
+    assert same(ours, hypotheses(SequenceGenerator, [model], sample_of()))
+    assert not same(ours, before)
+    assert len(shortlists) == 2
+
+
 def test_supports_autocast_with_a_projection_before_the_vocabulary():
     model = build(**SMALL, share_all_embeddings=False, decoder_output_dim=12).eval()
     ours, theirs = Shortlist([model], len(DICTIONARY) - shortlist.SPECIAL), EnsembleModel([model])

@@ -188,7 +188,9 @@ def test_rejects_unsupported_models():
     sharded = FullyShardedDataParallel.__new__(FullyShardedDataParallel)  # fairscale need not be installed
     hooked = build(**SMALL)
     hooked.decoder.output_projection.register_forward_hook(lambda *_: None)
-    wrong = {"--adaptive-softmax-cutoff": adaptive, "--ddp-backend fully_sharded": sharded}
+    adapted = build(**SMALL)
+    adapted.decoder.output_projection.forward = lambda features: 2 * features
+    wrong = {"--adaptive-softmax-cutoff": adaptive, "--ddp-backend fully_sharded": sharded, "or adapters": adapted}
     for match, model in {**wrong, "without hooks": hooked, "Linear with NoneType": torch.nn.Linear(2, 2)}.items():
         with pytest.raises(UserError, match=match):
             criterion(model, sample_of())
