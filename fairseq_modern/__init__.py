@@ -70,7 +70,7 @@ AFTER_EVERY_MODULE = ("expressions.patch",)
 # Patches without a function in these tables: `wrappers` and `errors` call them.
 OTHERS = {"cpu_training", "early_validation", "error_messages", "first_error", "optional_packages", "store_ema"}
 OTHERS |= {"unpatched_checkpoints", "command", "epoch_end", "meters", "out_of_memory", "patience", "resuming"}
-OTHERS |= {"workers"}
+OTHERS |= {"workers", "empty_translations"}
 
 _warned: set[str] = set()
 

@@ -18,6 +18,7 @@ from typing import Any, Iterator
 
 import numpy
 
+from fairseq_modern import empty_translations
 from fairseq_modern.errors import UserError
 from fairseq_modern.patching import names, step
 
@@ -58,7 +59,7 @@ def check_metric(trainer: Any, task: Any, metrics: Any, metric: str) -> None:
     aggregators = OrderedDict(default=metrics.MetersDict())
     with replaced(metrics, _aggregators=aggregators), shortened, metrics.aggregate(new_root=True) as reported:
         trainer.valid_step(trainer._dummy_batch)
-    if metric not in reported:
+    if metric not in reported and not empty_translations.computes(task, metric):
         listed = ", ".join(name for name in reported if not name.startswith("_"))
         raise UserError(f"--best-checkpoint-metric must be a metric of validation, here {listed}; got {metric}")
 

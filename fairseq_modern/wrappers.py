@@ -11,6 +11,7 @@ from fairseq_modern import (
     cpu_training,
     distributed,
     early_validation,
+    empty_translations,
     errors,
     first_error,
     hydra_train,
@@ -62,7 +63,9 @@ def patch_hydra_train(module: ModuleType) -> None:
 
 
 def patch_train(module: ModuleType) -> None:
-    """Wrap functions of `fairseq_cli.train`: `main`, `train` (an epoch), `validate_and_save` (after each update)."""
+    """Wrap functions of `fairseq_cli.train`: `main`, `train` (an epoch), `validate_and_save` (after each update),
+    `get_valid_stats` (of a validation).
+    """
 
     @wrap(module)
     def main(original, cfg, **arguments):
@@ -80,6 +83,11 @@ def patch_train(module: ModuleType) -> None:
         stopping.handle_signals()
         early_validation.check(module, cfg, trainer, task)
         return original(cfg, trainer, task, epoch_itr)
+
+    @wrap(module)
+    def get_valid_stats(original, cfg, trainer, stats, *arguments, **more):
+        empty_translations.add_bleu(cfg, trainer, stats)
+        return original(cfg, trainer, stats, *arguments, **more)
 
     @wrap(module)
     def validate_and_save(original, cfg, trainer, task, epoch_itr, *arguments, **more):

@@ -129,6 +129,19 @@ def test_results_are_the_same(train, tmp_path, settings):
         assert reported(unpatched) == reported(other)
 
 
+@pytest.mark.parametrize("is_patched", [True, False])
+def test_bleu_of_empty_translations_is_zero(train, tmp_path, monkeypatch, is_patched):
+    monkeypatch.setenv("FAIRSEQ_MODERN_SKIP", "" if is_patched else "empty_translations,early_validation")
+    settings = {**BLEU, "eval_bleu_args": '{"beam": 1, "min_len": 0, "max_len_b": 0}'}
+    updates, error = train(**settings)
+    assert updates == 3
+    if not is_patched:
+        assert isinstance(error, KeyError)
+        return
+    assert error is None
+    assert torch.load(tmp_path / "checkpoint_best.pt", weights_only=False)["extra_state"]["best"] == 0
+
+
 class RandomTrainer:
     """A trainer whose validation draws random numbers, as some data sets do, and keeps a batch."""
 
