@@ -14,7 +14,6 @@ from fairseq_modern.errors import UserError
 from recipes.runner import settings
 from recipes.runner.cli import show_messages
 from recipes.runner.launch import run_logged
-from recipes.runner.progress import progress_shown
 from recipes.runner.recipe_run import run_name
 from recipes.runner.settings import PYTHON, ROOT
 from recipes.runner.summary import summarise
@@ -78,9 +77,8 @@ def train(args: argparse.Namespace, data: Path, folders: List[Path]) -> None:
     command += ["--average", args.average, "--device", args.device, "--jobs", jobs, "--threads", 1]
     command += ["--data", data, "--output", data.parent]
     command += [f"lr_scheduler.warmup_updates={args.warmup}"]
-    with progress_shown("demo", args.updates, folders):
-        # the settings of toy.yaml only
-        status = run_logged(command, stdout=subprocess.DEVNULL, env={**os.environ, "RECIPE_CONFIG": ""})
+    # the settings of toy.yaml only
+    status = run_logged(command, stdout=subprocess.DEVNULL, env={**os.environ, "RECIPE_CONFIG": ""})
     if status:
         for folder in folders:
             messages = folder / "messages.txt"

@@ -18,7 +18,6 @@ from recipes.runner import cli, settings
 from recipes.runner.evaluation import export
 from recipes.runner.folder import check_output
 from recipes.runner.options import build_parser
-from recipes.runner.progress import progress_shown
 from recipes.runner.settings import ROOT
 from recipes.runner.summary import summarise
 
@@ -59,7 +58,6 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         messages = stack.enter_context(open(output / "messages.txt", "a", encoding="utf-8"))
         stack.enter_context(contextlib.redirect_stdout(messages))
-        stack.enter_context(progress_shown("own", cfg.optimization.max_update, [run]))
         cli.main("own", rest)
         if cfg.recipe.node_rank:  # the first node does everything else
             return

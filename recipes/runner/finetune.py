@@ -20,6 +20,7 @@ from . import settings
 from .folder import keep_settings, locked
 from .launch import run_logged
 from .programs import tool
+from .progress import RunProgress
 from .settings import ROOT, USER_DIR
 
 #: settings of encoder and decoder that a fine-tuned model takes from its checkpoint
@@ -109,8 +110,9 @@ def finetune(args: argparse.Namespace, checkpoint: Path, folder: Path, updates: 
         command += ["--max-update", updates, "--total-num-update", updates, "--seed", args.seed]
         command += ["--save-dir", folder, "--no-epoch-checkpoints", "--keep-interval-updates", 1]
         command += ["--num-workers", 0, "--log-format", "json"]
-        with open(f"{folder}.log", "ab") as log:
-            status = run_logged(command, stdout=log, stderr=subprocess.STDOUT)
+        with open(f"{folder}.log", "ab") as log, RunProgress() as progress:
+            progress.add(folder, updates, Path(log.name))
+            status = run_logged(command, check=progress.poll, stdout=log, stderr=subprocess.STDOUT)
         if status:
             raise UserError(f"training failed, see {folder}.log; the same command resumes it")
     return folder / "checkpoint_last.pt"

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import IO, Any, Callable, Collection, Dict, Iterator, List, Optional, Sequence
 
+from collab_fairseq.progress import outside_bars
 from fairseq_modern.errors import UserError
 from fairseq_modern.processes import STOPPED, die_with_parent
 
@@ -107,7 +108,7 @@ def run_logged(
             nothing is lost if this process is killed.
         usage: file for the measurements, see `Usage`. Needs `log`.
         about: further fields for the first of these lines.
-        check: called again and again if there is a log. If it raises a UserError, the command is stopped first. The
+        check: called again and again. If it raises a UserError, the command is stopped first. The
             error is ignored if a signal has stopped it already.
         options: for `subprocess.Popen`.
 
@@ -155,7 +156,7 @@ def _wait(
 ) -> int:
     """Wait for the end and copy new output from the log. Returns the peak of resident memory in bytes."""
     while True:
-        pid, status, resources = os.wait4(process.pid, os.WNOHANG if shown else 0)
+        pid, status, resources = os.wait4(process.pid, os.WNOHANG)
         if shown:
             _show(shown)
         if measured:
@@ -169,9 +170,11 @@ def _wait(
 
 def _show(log: IO[bytes]) -> None:
     """Copy new output from the log to standard output. Errors are ignored: the log has everything."""
-    with contextlib.suppress(OSError):
-        sys.stdout.buffer.write(log.read())
-        sys.stdout.buffer.flush()
+    text = log.read()
+    if text:
+        with contextlib.suppress(OSError), outside_bars():
+            sys.stdout.buffer.write(text)
+            sys.stdout.buffer.flush()
 
 
 def torchrun(processes: int, nodes: int, node_rank: int, address: str, port: str) -> List[str]:

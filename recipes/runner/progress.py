@@ -1,76 +1,73 @@
-"""Progress of training runs: a line on standard error now and then."""
+"""Progress of training runs, read from their logs."""
 
-import contextlib
+import logging
 import sys
-import threading
 import time
 from pathlib import Path
-from typing import Dict, Iterator, List, Tuple
+from typing import Any, Dict, Optional, Tuple
 
+from collab_fairseq.progress import SECONDS_BETWEEN_LINES, Progress
 from collab_fairseq.records.train_log import read_train_log
 
-SECONDS_BETWEEN_LINES = 20.0
+logger = logging.getLogger("recipe")
+
+#: between two readings of a log for a bar
+SECONDS_BETWEEN_READINGS = 5.0
+FINISHED = "finished"
 
 
-def state(folder: Path, updates: int) -> Tuple[str, int]:
-    """Current step, number of updates and latest losses of the run in a folder; the number of updates."""
+def state(folder: Path, log: Path) -> Tuple[int, str]:
+    """Number of updates of the run in a folder, from its log; its current step and latest losses."""
     if (folder / "record.json").exists():
-        step = "finished"
+        step = FINISHED
     elif (folder / "averaged.pt").exists():
         step = "translating"
     else:
         step = "training"
     try:
-        curves = read_train_log(folder / "train.log")["curves"]
+        curves = read_train_log(log)["curves"]
     except OSError:
-        return f"{step}, 0 of {updates} updates", 0
+        return 0, step
     done, losses = 0, []
     for name, split in (("loss", "train"), ("validation", "valid")):
         if curves[split]:
             point = curves[split][-1]
             done = max(done, point["updates"])
             losses.append(f"{name} {point['loss']:.3f}")
-    count = f"{done} of {updates} updates" if done <= updates else f"{done} updates"  # the folder has a longer run
-    return ", ".join([step, count, *losses]), done
+    return done, ", ".join([step, *losses])
 
 
-def pace(updates: int, done: int, first: Tuple[float, int], now: float) -> str:
-    """Updates per second, elapsed time and time left; ``first``: a time in seconds, and the updates until then."""
-    seconds, made = now - first[0], done - first[1]
-    if made <= 0 or seconds <= 0:
-        return ""
-    left = max(0, updates - done) * seconds / made
-    return f", {made / seconds:.2g} updates/s, {_minutes(seconds)} elapsed, {_minutes(left)} left"
+class RunProgress:
+    """Shows the progress of training runs within a ``with`` block; `poll` is to be called again and again."""
 
+    def __init__(self) -> None:
+        self._shown: Dict[Path, Tuple[Path, Progress]] = {}  # folder → log, progress
+        self._seconds = SECONDS_BETWEEN_READINGS if sys.stderr.isatty() else SECONDS_BETWEEN_LINES
+        self._read = time.monotonic()
 
-def _minutes(seconds: float) -> str:
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+    def __enter__(self) -> "RunProgress":
+        return self
 
+    def __exit__(self, *_: Any) -> None:
+        self._set()
+        for _log, progress in self._shown.values():
+            progress.close()
 
-@contextlib.contextmanager
-def progress_shown(title: str, updates: int, folders: List[Path]) -> Iterator[None]:
-    """Within the block, print the state of each run whenever it has changed."""
-    ended = threading.Event()
+    def add(self, folder: Path, updates: int, log: Optional[Path] = None) -> None:
+        """Show the run in this folder, which has so many updates at its end; ``log``: default: its train.log."""
+        log = log or folder / "train.log"
+        progress = Progress(folder.name, updates, "updates", done=state(folder, log)[0], logger=logger)
+        self._shown[folder] = log, progress
 
-    def show() -> None:
-        printed: Dict[Path, str] = {}
-        firsts: Dict[Path, Tuple[float, int]] = {}  # an update takes as long as those of this process
-        last = False
-        while not last:
-            last = ended.wait(SECONDS_BETWEEN_LINES)
-            for folder in folders:
-                current, done = state(folder, updates)
-                if current != printed.get(folder):
-                    first = firsts.setdefault(folder, (time.monotonic(), done))
-                    timing = pace(updates, done, first, time.monotonic()) if done < updates else ""
-                    sys.stderr.write(f"{title}: {folder.name}: {current}{timing}\n")
-                printed[folder] = current
+    def poll(self) -> None:
+        """Read the logs, if this has not been done for some seconds."""
+        if time.monotonic() - self._read >= self._seconds:
+            self._set()
 
-    thread = threading.Thread(target=show, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+    def _set(self) -> None:
+        for folder, (log, progress) in list(self._shown.items()):
+            progress.set(*state(folder, log))
+            if progress.done >= progress.total and progress.note.startswith(FINISHED):
+                progress.close()
+                del self._shown[folder]
+        self._read = time.monotonic()

@@ -24,6 +24,7 @@ from .folder import check_output, check_settings, fingerprint, kept_settings
 from .launch import STOPPED, forward_signals, gpu_shares, run_logged, send, start
 from .machine import Machine, find_gpus
 from .programs import collab
+from .progress import RunProgress
 from .recipe_run import run_name
 from .settings import ROOT, decoding, identity
 
@@ -82,7 +83,8 @@ def sweep(
                 raise UserError(f"{name} could not be submitted (see above)")
     else:
         check_output(output)
-        failed = make(unfinished, output, wanted.jobs, gpus_per_run(cfg) if unfinished else 0)
+        gpus = gpus_per_run(cfg) if unfinished else 0
+        failed = make(unfinished, output, wanted.jobs, gpus, cfg.optimization.max_update)
         if len(failed) < len(runs):
             write_tables(output, runs)
         if failed:
@@ -164,13 +166,14 @@ def gpus_per_run(cfg: DictConfig) -> int:
     return (cfg.recipe.gpus or cfg.recipe.default_gpus or 0) if machine.device == "cuda" else 0
 
 
-def make(runs: Dict[str, List[str]], output: Path, jobs: int, gpus: int) -> List[str]:
+def make(runs: Dict[str, List[str]], output: Path, jobs: int, gpus: int, updates: int) -> List[str]:
     """Make runs, at most `jobs` at a time. Returns the names of those that failed.
 
-    With several jobs, the output of each run goes to its messages.txt.
+    With several jobs, the output of each run goes to its messages.txt, and this process shows their progress.
 
     Args:
         gpus: GPUs per run; 0: all.
+        updates: of each run.
     """
     running: Processes = {}
     failed: List[str] = []
@@ -179,9 +182,9 @@ def make(runs: Dict[str, List[str]], output: Path, jobs: int, gpus: int) -> List
         environment.pop("MASTER_PORT", None)  # each run has a port of its own
     shares = gpu_shares(jobs, gpus, find_gpus().number if jobs > 1 and gpus else 0)
     share_of: Dict[str, str] = {}
-    with forward_signals(running.values()) as received:
+    with forward_signals(running.values()) as received, RunProgress() as progress:
         for number, (name, command) in enumerate(runs.items(), start=1):
-            failed += wait_for(running, jobs - 1, received)
+            failed += wait_for(running, jobs - 1, received, progress.poll)
             messages = output / name / "messages.txt"
             hint = f": started, see {messages}" if jobs > 1 else ""
             logger.info("run %d of %d, %s%s", number, len(runs), name, hint)
@@ -192,22 +195,27 @@ def make(runs: Dict[str, List[str]], output: Path, jobs: int, gpus: int) -> List
                 share_of[name] = environment["CUDA_VISIBLE_DEVICES"] = free[0]
             if jobs > 1:
                 messages.parent.mkdir(parents=True, exist_ok=True)
+                progress.add(messages.parent, updates)
             with open(messages, "wb") if jobs > 1 else contextlib.nullcontext() as stream:
                 options = {"stdin": subprocess.DEVNULL, "stdout": stream, "stderr": stream}
                 running[name] = start(command, env=environment, **options)
             if received:
                 send(running[name])
-        return failed + wait_for(running, 0, received)
+        return failed + wait_for(running, 0, received, progress.poll)
 
 
-def wait_for(running: Processes, limit: int, received: List[int]) -> List[str]:
+def wait_for(running: Processes, limit: int, received: List[int], poll: Callable[[], None]) -> List[str]:
     """Wait until at most `limit` runs are active. Returns the names of those that failed.
 
     After a signal to this process (`received`), or if a run was stopped, wait for all runs, which save their state.
+
+    Args:
+        poll: called again and again.
     """
     failed = []
     while len(running) > (0 if received else limit):
         time.sleep(0.05)
+        poll()
         for name in [name for name, process in running.items() if process.poll() is not None]:
             status = running.pop(name).returncode
             if status == STOPPED:

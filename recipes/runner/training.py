@@ -18,6 +18,7 @@ from .launch import run_logged
 from .machine import SET_BY_MACHINE
 from .nodes import Connections
 from .programs import tool
+from .progress import RunProgress
 from .recipe_run import Average, RecipeRun
 from .settings import ROOT, TRAINING_SECTIONS, flags, identity
 
@@ -64,7 +65,15 @@ def train_stage(run: RecipeRun, average: Average, step: str, others: Connections
         machine = {**environment.hardware(), "threads": run.machine.threads, "device": device}
         about = {"precision": run.machine.precision, "hardware": machine}
         others.start(run.end(average), latest is not None, node_identity(run))
-        if run_logged(command(run, average, latest is not None), log, usage, about, check=others.check):
+        with RunProgress() as progress:
+            progress.add(run.output, run.end(average))
+
+            def check() -> None:
+                others.check()
+                progress.poll()
+
+            failed = run_logged(command(run, average, latest is not None), log, usage, about, check=check)
+        if failed:
             raise UserError(f"training failed, see {log}; correct the cause, then resume with the same command")
     if average.stage:  # the record of a stage describes the run until its end
         for file in filter(Path.exists, (log, usage)):

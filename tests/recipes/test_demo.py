@@ -1,6 +1,7 @@
 """The demo in miniature: it ends with a table, skips finished steps, and a kill does not change its results."""
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from collab_fairseq.records.rows import load_run
-from recipes.runner.progress import pace
+from recipes.runner import progress
 from tests import forked
 from tests.common import ROOT, descendants, run
 
@@ -52,7 +53,7 @@ def test_demo_ends_with_table_figure_and_translations(finished):
         assert [last["updates"], *(entry["num_updates"] for entry in record["averaged_from"])] == [14, 14, 13]
         assert re.search(rf"^    {name} +(\S.*)?$", done.stdout, re.MULTILINE)
         assert f"run {number} of 3, {name}: started, see" in done.stderr
-        assert f"demo: {name}: finished, 14 of 14 updates" in done.stderr
+        assert f"toy: {name}: 14 of 14 updates, finished, " in done.stderr
     assert done.stdout.count("    reference") == 4
     assert (folder / "summary.md").read_text(encoding="utf-8") in done.stdout
     assert "collaborative, key dimension 16" in (folder / "validation.svg").read_text(encoding="utf-8")
@@ -106,8 +107,29 @@ def test_error_names_the_failed_model(finished, tmp_path):
     assert "| heads" not in done.stdout
 
 
-def test_pace_of_training():
-    now = 1000.0
-    assert pace(5500, 1300, (now - 600, 100), now) == ", 2 updates/s, 10 min elapsed, 35 min left"
-    assert pace(50_000, 1300, (now - 600, 100), now).endswith(", 6 h 46 min left")
-    assert pace(5500, 100, (now - 600, 100), now) == ""
+def test_progress_is_read_from_the_logs_of_runs(tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    times = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: times[-1])
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir()
+    with progress.RunProgress() as shown:
+        for folder in folders:
+            shown.add(folder, 100)
+        lines = [{"num_updates": "20", "loss": "5.5"}, {"valid_num_updates": "20", "valid_loss": "5.25"}]
+        (folders[0] / "train.log").write_text("".join(f"INFO | {json.dumps(line)}\n" for line in lines))
+        times.append(50.0)
+        shown.poll()  # reads nothing yet
+        assert not caplog.records
+        times.append(100.0)
+        shown.poll()
+        with open(folders[0] / "train.log", "a", encoding="utf-8") as log:
+            log.write(f"INFO | {json.dumps({'num_updates': '100', 'loss': '4'})}\n")
+        (folders[0] / "record.json").write_text("{}")
+        times.append(170.0)
+        shown.poll()
+    assert [record.getMessage() for record in caplog.records if " 0 of" not in record.getMessage()] == [
+        "one: 20 of 100 updates, training, loss 5.500, validation 5.250, 0.2 updates/s, 2 min elapsed, 7 min left",
+        "one: 100 of 100 updates, finished, loss 4.000, validation 5.250, 0.59 updates/s, 3 min elapsed",
+    ]

@@ -32,7 +32,8 @@ def test_recipe_writes_the_page_and_resumes(tiny_run, tiny_data, tmp_path):
     inputs = ["--model", model, "--data", tiny_data, "--reference", f"test={references}", "--output", output]
     options = ["--name", "small", "--sentences", "3", "--penalties", "20", "--gate-updates", "3", "--device", "cpu"]
     command = ["bash", ROOT / "recipes" / "heads" / "run.sh", *inputs, *options]
-    run(*command, cwd=tmp_path)
+    done = run(*command, cwd=tmp_path)
+    assert "penalty-20: 3 of 3 updates, training, " in done.stderr
     page = (output / "table.md").read_text(encoding="utf-8")
     for step in STEPS:
         assert f"(small.{step}.svg)" in page

@@ -34,7 +34,7 @@ def test_two_files_become_a_model_that_translates(tmp_path, pairs):
     small += ["model.encoder.layers=1", "model.decoder.layers=1"]
     done = run(*command, *small)
     assert "own: train 673, valid 14, test 14 pairs" in done.stderr
-    assert "own: run: finished, 6 of 6 updates" in done.stderr
+    assert "own: run: 6 of 6 updates, training, " in done.stderr
     assert "ends within its warm-up" not in done.stderr  # control
     short = run(*command, "--updates", 6, "--average", 2, "--dry-run")
     assert "the run ends within its warm-up" in short.stderr

@@ -268,7 +268,7 @@ def test_parallel_runs_use_separate_gpus(tmp_path, monkeypatch):
     program += "file.write_text(os.environ['CUDA_VISIBLE_DEVICES'])\n"
     program += "while len(list(file.parent.glob('[ab]'))) < 2: time.sleep(0.01)"
     runs = {name: [sys.executable, "-c", program, tmp_path / name] for name in "abc"}
-    assert sweep.make(runs, tmp_path / "runs", jobs=2, gpus=2) == []
+    assert sweep.make(runs, tmp_path / "runs", jobs=2, gpus=2, updates=1) == []
     assert {(tmp_path / name).read_text() for name in "ab"} == {"4,5", "6,7"}
     assert (tmp_path / "c").read_text() in ("4,5", "6,7")
     assert gpu_shares(3, 3, 4) == ["4,5,6", "7,4,5", "6,7,4"]
@@ -283,7 +283,7 @@ def test_stopped_sweep_waits_until_its_runs_have_saved(tmp_path):
     saved = [tmp_path / "a" / "saved", tmp_path / "b" / "saved"]
     runs = {file.parent.name: [sys.executable, "-c", child.format(str(file))] for file in saved}
     program = "from pathlib import Path; from recipes.runner.sweep import make\n"
-    process = python(f"{program}make({runs!r}, Path({str(tmp_path)!r}), jobs=2, gpus=0)")
+    process = python(f"{program}make({runs!r}, Path({str(tmp_path)!r}), jobs=2, gpus=0, updates=1)")
     begun = [file.with_name("messages.txt") for file in saved]
     forked.wait_for(lambda: all(file.exists() and file.read_text() == "begun\n" for file in begun), process)
     process.terminate()
