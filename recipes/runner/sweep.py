@@ -148,15 +148,16 @@ def run_options(heads: str, key_dim: str, variant: str) -> List[str]:
 
 def run_program(recipe: str, cfg: DictConfig) -> List[str]:
     """The program that makes a run: run.sh, or --submit with run.sbatch."""
-    submit = cfg.recipe.submit
+    submit, folder = cfg.recipe.submit, ROOT / "recipes" / recipe
+    step = ["all"] if (folder / "run.py").is_file() else []  # by the runner, not by the program of the recipe
     if submit is None:
-        return [str(ROOT / "recipes" / recipe / "run.sh")]
+        return [str(folder / "run.sh"), *step]
     words = shlex.split(submit)
     if not words or not (cfg.recipe.dry_run or shutil.which(words[0])):
         raise UserError(f"--submit must begin with a program that is installed; got '{submit}'")
     if Path.cwd().resolve() != ROOT:  # run.sbatch looks for the recipe in the folder of submission
         raise UserError(f"--submit must be given in {ROOT}; got {Path.cwd()}")
-    return [*words, str(ROOT / "recipes/slurm/run.sbatch"), recipe]
+    return [*words, str(ROOT / "recipes/slurm/run.sbatch"), recipe, *step]
 
 
 def gpus_per_run(cfg: DictConfig) -> int:

@@ -1,6 +1,7 @@
 """Training on your own text: a small corpus and few updates end in a model; unusable text is rejected."""
 
 import importlib
+import shlex
 import sys
 
 import pytest
@@ -56,6 +57,47 @@ def test_two_files_become_a_model_that_translates(tmp_path, pairs):
     files[0].write_text(files[0].read_text(encoding="utf-8").replace("dog", "cat"))
     rejected(run(*command, check=False), "was prepared with different options or files")
     assert {**content(output), "messages.txt": b""} == {**before, "messages.txt": b""}
+
+
+SMALL = ["--vocab-size", 200, "--updates", 6, "--average", 2, "lr_scheduler.warmup_updates=2"]
+SMALL += ["model.encoder.layers=1", "model.decoder.layers=1"]
+
+
+def test_sweep_trains_standard_heads_for_comparison(tmp_path, pairs):
+    """The runs of a sweep are those of the runner, on the text that the sweep prepares."""
+    files = write(tmp_path, pairs)
+    sweep = [RECIPE[0], RECIPE[1], "sweep", *RECIPE[2:], "--source", *files, "--output", tmp_path / "out"]
+    lines = run(*sweep, *SMALL, "--dry-run").stdout.splitlines()
+    names = ["none-dk128-s1-u6", "encoder_cross_decoder-dk32-s1-u6"]
+    for line, name in zip(lines, names, strict=True):
+        heads, key_dim = name.split("-dk")
+        words = shlex.split(line)
+        start = ["all", "--heads", heads, "--key-dim", key_dim.partition("-")[0], "--seed", "1", "--output"]
+        assert words[0].endswith("recipes/own/run.sh")
+        assert words[1:10] == [*start, str(tmp_path / "out" / name)]
+        assert words[words.index("--data") + 1] == str(tmp_path / "out" / "data")
+        assert "--source" not in words
+        assert {'task.source_lang="en"', "lr_scheduler.warmup_updates=2"} <= set(words)
+    assert not (tmp_path / "out").exists()
+    rejected(run(*sweep, "--runs", "none", check=False), "--runs must be HEADS:KEY_DIM[:VARIANT]", status=2)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_sweep_ends_with_one_table(tmp_path, pairs):
+    files = write(tmp_path, pairs)
+    sweep = [RECIPE[0], RECIPE[1], "sweep", *RECIPE[2:], "--source", *files, "--output", tmp_path / "out"]
+    done = run(*sweep, *SMALL)
+    table = (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
+    assert table in done.stdout
+    rows = [line for line in table.splitlines() if line.startswith("| ")]
+    assert ["standard" in rows[1], "collaborative" in rows[2]] == [True, True]
+    assert "Compared with standard, key dimension 128" in table
+    for name in ("none-dk128-s1-u6", "encoder_cross_decoder-dk32-s1-u6"):
+        assert (tmp_path / "out" / name / "model" / "README.md").is_file()
+    again = run(*sweep, *SMALL)
+    assert again.stderr.count("already done") == 2
+    assert table in again.stdout
 
 
 def test_held_out_pairs_do_not_depend_on_the_order_and_are_not_in_train(pairs):
