@@ -236,18 +236,6 @@ def test_damaged_cache_of_checksums_is_made_again(damage, tmp_path):
         verify(run)
 
 
-@pytest.mark.parametrize("name", [".run.lock", "train.log", "train.u100.usage.jsonl", "hypotheses", "notes"])
-def test_only_files_of_the_run_must_be_files(name, tmp_path):
-    path = tmp_path / name
-    if name == "hypotheses":
-        path.touch()
-    else:
-        path.mkdir()
-    expected = contextlib.nullcontext() if name == "notes" else pytest.raises(UserError, match=f"{name} must be a ")
-    with expected, locked(tmp_path):
-        pass
-
-
 @pytest.mark.parametrize(("ending", "status"), [("raise SystemExit(3)", 3), ("import time; time.sleep(100)", 75)])
 def test_signals_are_forwarded_and_the_log_is_complete(ending, status, tmp_path):
     child = f"print('begun', flush=True); {ending}"
