@@ -1,6 +1,5 @@
 """The runner: division of the batch, precision, folder and lock of a run, child processes and signals."""
 
-import contextlib
 import json
 import os
 import re
