@@ -54,6 +54,7 @@ def check_metric(trainer: Any, task: Any, metrics: Any, metric: str) -> None:
     shortened: Any = contextlib.nullcontext()
     generator: Any = getattr(task, "sequence_generator", None)
     if hasattr(generator, "max_len_b"):  # of --eval-bleu: the lengths do not matter
+        # as in the search, types other than numbers fail
         longest = min(generator.max_len_b + 0 * generator.max_len_a, max(1, generator.min_len))
         shortened = replaced(generator, max_len_a=0, max_len_b=longest)
     aggregators = OrderedDict(default=metrics.MetersDict())
