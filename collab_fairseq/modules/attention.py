@@ -72,9 +72,8 @@ class IncrementalAttention(FairseqIncrementalState):
     def _load_from_state_dict(
         self, state_dict: Dict[str, Any], prefix: str, local_metadata: Dict[str, Any], *args: Any
     ) -> None:
-        if (
-            "attention" in local_metadata
-        ):  # lost if the state dict was copied; settings of checkpoints have both numbers
+        # a copy of a state dict has no metadata; the settings of a checkpoint have both numbers, too
+        if "attention" in local_metadata:
             state_dict.setdefault(f"{prefix}_extra_state", local_metadata["attention"])
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 

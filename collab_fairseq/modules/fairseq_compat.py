@@ -51,7 +51,8 @@ def as_transformer_collab(state: Dict[str, Any]) -> Dict[str, Any]:
     parameters.update((name, tensor) for name, tensor in state["model"].items() if not _SURPLUS.fullmatch(name))
     for name, tensor in parameters.items():
         # loading would round complex numbers to their real parts, and take quantised weights without their scale
-        if isinstance(tensor, Tensor) and not tensor.is_floating_point():
+        is_version = name.endswith(".version")  # an integer in adaptive softmax
+        if isinstance(tensor, Tensor) and not tensor.is_floating_point() and not is_version:
             raise UserError(f"{name} must be floating-point; got {tensor.dtype}")
     _split_projections(parameters)
     converted["model"] = parameters

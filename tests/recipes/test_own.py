@@ -79,7 +79,7 @@ def test_sweep_trains_standard_heads_for_comparison(tmp_path, pairs):
         assert "--source" not in words
         assert {'task.source_lang="en"', "lr_scheduler.warmup_updates=2"} <= set(words)
     assert not (tmp_path / "out").exists()
-    rejected(run(*sweep, "--runs", "none", check=False), "--runs must be HEADS:KEY_DIM[:VARIANT]", status=2)
+    rejected(run(*sweep, "--runs", "none", check=False), "--runs must be HEADS:KEY_DIM[:VARIANT]")
     assert not (tmp_path / "out").exists()
 
 
