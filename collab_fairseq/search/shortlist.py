@@ -89,7 +89,7 @@ def _has_linear_output(model: Any) -> bool:
         and type(model).get_normalized_probs is TransformerModelBase.get_normalized_probs
         and decoder.adaptive_softmax is None
     )
-    return as_in_fairseq and type(layer) is nn.Linear and layer.bias is None and are_plain(layer)
+    return as_in_fairseq and are_plain(layer) and layer.bias is None
 
 
 def largest(values: Tensor, number: int) -> Tuple[Tensor, Tensor]:

@@ -38,7 +38,7 @@ def state(folder: Path, log: Path) -> Tuple[int, str]:
 
 
 class RunProgress:
-    """Shows the progress of training runs within a ``with`` block; `poll` is to be called again and again."""
+    """Shows the progress of training runs within a ``with`` block. Call `poll` repeatedly."""
 
     def __init__(self) -> None:
         self._shown: Dict[Path, Tuple[Path, Progress]] = {}  # folder → log, progress
