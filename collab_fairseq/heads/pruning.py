@@ -159,9 +159,12 @@ def draw(record: Mapping[str, Any], path: PathLike, model: str, compared: Sequen
     labels = {label for label in legend.values() if label} | {"constant prediction" for _ in constant}
     columns = legend_columns(path, min(len(labels), LEGEND_COLUMNS))
     rows = rows_of(path, len(splits) + 1)
-    height = 2.4 * rows + 0.1 + legend_height(len(labels), columns)
+    panel = 2.4 if rows == 1 else 1.9  # inches
+    with_legend = labels != {"all heads"}
+    height = panel * rows + 0.1 + (legend_height(len(labels), columns) if with_legend else 0)
     with drawing(path, height, f"Pruning, {model}", description) as figure:
-        axes = figure.subplots(rows, (len(splits) + 1) // rows, squeeze=False).flatten()
+        grid = figure.subplots(rows, (len(splits) + 1) // rows, squeeze=False, sharex=True)
+        axes = grid.flatten()
         for axis, split in zip(axes, [*splits, None], strict=True):
             for number, (name, points) in enumerate(curves.items()):
                 axis.plot(list(points), _values(points, split), label=legend[name], **_look(name, number))
@@ -174,9 +177,10 @@ def draw(record: Mapping[str, Any], path: PathLike, model: str, compared: Sequen
             margin = 0.05 * (max(values) - min(values)) or 1.0
             axis.set_ylim(min(values) - margin, max(values) + margin)
             axis.set_title(loss if split is None else f"{name_of_score}, {names.get(split, split)}")
+        for axis in grid[-1]:
             axis.set_xlabel("heads pruned (%)")
-        handles = axes[0].get_legend_handles_labels()
-        figure.legend(*handles, loc="outside upper center", ncols=columns)
+        if with_legend:
+            figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=columns)
 
 
 def _score(comparison: Mapping[str, Any]) -> float:
