@@ -15,7 +15,7 @@ from collab_fairseq.attention import (
     StandardAttention,
 )
 from collab_fairseq.attention.kernels import attend_collaborative
-from collab_fairseq.attention.reference import reference_attention
+from tests.attention.reference import reference_attention
 
 N, T, S, E, H = 3, 4, 5, 12, 3
 

@@ -12,10 +12,10 @@ transformers = pytest.importorskip("transformers", reason="needs pip install 'co
 
 from collab_fairseq import huggingface as hf  # noqa: E402
 from collab_fairseq.attention import block_mixing  # noqa: E402
-from collab_fairseq.attention.reference import reference_attention  # noqa: E402
 from collab_fairseq.huggingface import layers  # noqa: E402
 from collab_fairseq.reparam import AttentionError, Calibrator, fit_scores  # noqa: E402
 from collab_fairseq.reparam.huggingface import calibrate, to_collaborative  # noqa: E402
+from tests.attention.reference import reference_attention  # noqa: E402
 from tests.common import FLOAT64, run  # noqa: E402
 from tests.huggingface.cases import BERT, CASES, HEADS, WIDTH, inputs, make, outputs, without_padding  # noqa: E402
 

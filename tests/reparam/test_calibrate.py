@@ -6,10 +6,10 @@ from typing import Any, Dict, Optional
 import pytest
 import torch
 
-from collab_fairseq.attention.reference import reference_attention
 from collab_fairseq.reparam import AttentionError, Calibrator, HeadFactors, ScoreWeights, standard_heads
 from collab_fairseq.reparam.calibrate import Weighting
 from tests.attention.cases import E, H, N, S, T, coloured, masks, normal
+from tests.attention.reference import reference_attention
 
 
 def all_masks() -> Dict[str, Dict[str, Any]]:

@@ -1,6 +1,6 @@
 """Reference implementation: the equations, for one head of one sentence at a time, in float64.
 
-It is slow and shares no code with the layers. The tests of :mod:`collab_fairseq.attention` compare with it.
+It is slow and shares no code with the layers, which are compared with it.
 """
 
 import math
