@@ -1,6 +1,6 @@
 """The interface of an attention type: its settings, its description and its conversion to standard heads."""
 
-from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence
+from typing import Any, ClassVar, Dict, List, Mapping, Sequence
 
 from torch import Tensor, nn
 
@@ -26,14 +26,14 @@ class AttentionType:
         type_name: name of the attention type.
         collaborative: whether ``--collaborative-heads`` selects it.
         settings: argument of the layer → setting of a model (a flag) that has its value, besides those of every layer.
-        chosen_by: the argument that selects this type unless it is None or False; None if the type needs none.
+        chosen_by: the argument that selects this type unless it is None or False; empty if the type needs none.
         kernels: names of its kernels.
     """
 
     type_name: ClassVar[str]
     collaborative: ClassVar[bool] = False
     settings: ClassVar[Mapping[str, str]] = {}
-    chosen_by: ClassVar[Optional[str]] = None
+    chosen_by: ClassVar[str] = ""
     kernels: ClassVar[Sequence[str]]
 
     num_heads: int

@@ -102,16 +102,11 @@ def layer_at(
 
 def _type_of(collaborative: bool, settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> Type[AttentionLayer]:
     """The type that a setting chooses, for this layer alone or else for the model; or the default type."""
-    types = [attention_type for attention_type in ATTENTION_TYPES if attention_type.collaborative == collaborative]
-    optional = [attention_type for attention_type in types if attention_type.chosen_by is not None]
-    for of_layer in (True, False):
-        for attention_type in optional:
-            argument = str(attention_type.chosen_by)
-            if (argument in overrides) == of_layer:
-                value = overrides[argument] if of_layer else settings.get(attention_type.settings[argument])
-                if is_given(value):
-                    return attention_type
-    return types[0]
+    types = [each for each in ATTENTION_TYPES if each.collaborative == collaborative]
+    of_layer = [each for each in types if is_given(overrides.get(each.chosen_by))]
+    others = [each for each in types if each.chosen_by and each.chosen_by not in overrides]
+    of_model = [each for each in others if is_given(settings.get(each.settings[each.chosen_by]))]
+    return (of_layer or of_model or types)[0]
 
 
 def uninitialised_layer(

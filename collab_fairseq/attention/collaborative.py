@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .cache import Attended, KeyValue
 from .factors import HeadFactors, HeadMaps, ScoreWeights, affine, check_plain
 from .kernels import COLLABORATIVE, attend_collaborative
-from .layer import AttentionLayer, named_after_key_dim
+from .layer import AttentionLayer, forwarded, named_after_key_dim
 from .mixing import initial_mixing
 
 
@@ -112,29 +112,7 @@ class CollaborativeAttention(AttentionLayer):
         # before the other arguments, which are complete when _build is called
         self._initial_mixing = mixing.detach() if isinstance(mixing, Tensor) else mixing
         self._mixing_lr_multiplier, self._has_content_bias = mixing_lr_multiplier, content_bias
-        super().__init__(
-            embed_dim,
-            num_heads,
-            key_dim,
-            kdim=kdim,
-            vdim=vdim,
-            head_dim=head_dim,
-            value_heads=value_heads,
-            dropout=dropout,
-            bias=bias,
-            query_bias=query_bias,
-            key_bias=key_bias,
-            value_bias=value_bias,
-            out_bias=out_bias,
-            scale=scale,
-            init=init,
-            kernel=kernel,
-            batch_first=batch_first,
-            add_bias_kv=add_bias_kv,
-            add_zero_attn=add_zero_attn,
-            device=device,
-            dtype=dtype,
-        )
+        super().__init__(**forwarded(locals(), "content_bias", "mixing", "mixing_lr_multiplier"))
 
     def _build(self) -> None:
         mixing = self._initial_mixing

@@ -9,7 +9,7 @@ from typing import ClassVar, Mapping, Optional
 import torch
 
 from .attention_type import check_groups
-from .layer import named_after_key_dim
+from .layer import forwarded, named_after_key_dim
 from .standard import StandardAttention
 
 
@@ -57,27 +57,4 @@ class GroupedAttention(StandardAttention):
         dtype: Optional[torch.dtype] = None,
     ) -> None:
         check_groups("kv_heads", kv_heads, num_heads)
-        super().__init__(
-            embed_dim,
-            num_heads,
-            key_dim,
-            value_heads=kv_heads,
-            key_heads=kv_heads,
-            kdim=kdim,
-            vdim=vdim,
-            head_dim=head_dim,
-            dropout=dropout,
-            bias=bias,
-            query_bias=query_bias,
-            key_bias=key_bias,
-            value_bias=value_bias,
-            out_bias=out_bias,
-            scale=scale,
-            init=init,
-            kernel=kernel,
-            batch_first=batch_first,
-            add_bias_kv=add_bias_kv,
-            add_zero_attn=add_zero_attn,
-            device=device,
-            dtype=dtype,
-        )
+        super().__init__(**forwarded(locals(), "kv_heads"), value_heads=kv_heads, key_heads=kv_heads)

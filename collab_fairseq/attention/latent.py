@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .cache import Attended, KeyValue
 from .errors import AttentionError
 from .factors import ScoreWeights, affine
-from .layer import named_after_key_dim
+from .layer import forwarded, named_after_key_dim
 from .projections import are_plain, linear, uninitialised
 from .standard import StandardAttention
 from .transforms import is_tracing
@@ -66,29 +66,7 @@ class LatentAttention(StandardAttention):
     ) -> None:
         if kv_latent_dim < 1:
             raise ValueError(f"kv_latent_dim must be positive; got {kv_latent_dim}")
-        super().__init__(
-            embed_dim,
-            num_heads,
-            key_dim,
-            source_dim=kv_latent_dim,
-            kdim=kdim,
-            vdim=vdim,
-            head_dim=head_dim,
-            dropout=dropout,
-            bias=bias,
-            query_bias=query_bias,
-            key_bias=key_bias,
-            value_bias=value_bias,
-            out_bias=out_bias,
-            scale=scale,
-            init=init,
-            kernel=kernel,
-            batch_first=batch_first,
-            add_bias_kv=add_bias_kv,
-            add_zero_attn=add_zero_attn,
-            device=device,
-            dtype=dtype,
-        )
+        super().__init__(**forwarded(locals(), "kv_latent_dim"), source_dim=kv_latent_dim)
 
     def _build(self) -> None:
         super()._build()

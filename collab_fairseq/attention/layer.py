@@ -10,7 +10,7 @@ from torch.fx import Proxy
 
 from .attention_type import AttentionType, check_groups
 from .cache import Attended, KeyValue, repeat_kv
-from .kernels import check_name
+from .errors import AttentionError
 from .masks import AttentionMask, combine, multiply_heads
 from .projections import is_seq_first, linear, uninitialised
 
@@ -36,6 +36,11 @@ def named_after_key_dim(init: _Init) -> _Init:
         init(self, *args, **kwargs)
 
     return cast(_Init, checked)
+
+
+def forwarded(arguments: Dict[str, Any], *own: str) -> Dict[str, Any]:
+    """The arguments of an ``__init__``, its ``locals()``, for that of the base class: all but its ``own`` ones."""
+    return {name: value for name, value in arguments.items() if name not in ("self", "__class__", *own)}
 
 
 class _NoFastPath:
@@ -176,7 +181,8 @@ class AttentionLayer(AttentionType, nn.Module):
         self.q_proj = uninitialised(embed_dim, key_dim, biases[2])
         self.out_proj = uninitialised(num_heads * head_dim, embed_dim, biases[3])
         self._build()
-        check_name(kernel, self.kernels)
+        if kernel not in ("auto", *self.kernels):
+            raise AttentionError(f"kernel must be auto or one of {', '.join(self.kernels)}; got {kernel!r}")
         self.kernel = kernel
         self.reset_parameters()
         if device is not None or dtype is not None:

@@ -1,11 +1,12 @@
 """Attention kernels, and the choice between them.
 
-All kernels compute the same function; tests compare each of them with :mod:`..reference`. :mod:`.packed_bmm` and
-:mod:`.sdpa` take one query per head, (N, H, T, d): standard heads, or collaborative heads after their queries have
-been mixed. :mod:`.head_loop` takes the shared query of collaborative heads and mixes it for one head at a time.
+All kernels compute the same function; tests compare each of them with the equations in float64
+(``tests/attention/reference.py``). :mod:`.packed_bmm` and :mod:`.sdpa` take one query per head, (N, H, T, d): standard
+heads, or collaborative heads after their queries have been mixed. :mod:`.head_loop` takes the shared query of
+collaborative heads and mixes it for one head at a time.
 """
 
-from typing import Callable, Dict, Iterable, Optional
+from typing import Callable, Dict, Optional
 
 import torch
 from torch import Tensor
@@ -26,12 +27,6 @@ COLLABORATIVE: Dict[str, Kernel] = {"bmm": packed_bmm.attend, "head_loop": head_
 FEW_QUERIES = 8
 #: with at least this many queries per row, torch's fused attention is faster for standard heads, even on a CPU
 MANY_QUERIES = 64
-
-
-def check_name(name: str, known: Iterable[str]) -> None:
-    """Raise AttentionError unless the name is ``auto`` or in ``known``."""
-    if name != "auto" and name not in known:
-        raise AttentionError(f"kernel must be auto or one of {', '.join(known)}; got {name!r}")
 
 
 def attend_collaborative(
