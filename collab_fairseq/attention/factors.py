@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from .errors import AttentionError
 from .mixing import block_mixing
+from .projections import has_only_weights
 
 
 class HeadMaps(NamedTuple):
@@ -33,17 +34,10 @@ class HeadMaps(NamedTuple):
     value: Tensor
 
 
-def is_plain(projection: nn.Module) -> bool:
-    """Whether weight and bias determine what a projection computes, without adapters; hooks aside."""
-    parameters = dict(projection.named_parameters())
-    has_own_weight = type(parameters.get("weight")) is nn.Parameter and parameters.keys() <= {"weight", "bias"}
-    return has_own_weight and "forward" not in vars(projection)
-
-
 def check_plain(*projections: nn.Module) -> None:
-    """Raise AttentionError unless :func:`is_plain`."""
+    """Raise AttentionError unless weight and bias determine what each projection computes, hooks aside."""
     for projection in projections:
-        if not is_plain(projection):
+        if not has_only_weights(projection):
             parameters = ", ".join(name for name, _ in projection.named_parameters())
             raise AttentionError(
                 "a projection must have a weight, a bias and the forward of its class; got "

@@ -1,8 +1,12 @@
 """fairseq's transformer layers with the attention of :mod:`.attention`."""
 
-from typing import Any
+from typing import Any, Optional
 
+from fairseq.models.transformer import TransformerDecoderBase
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
+from torch import nn
+
+from collab_fairseq.attention.projections import are_plain
 
 from .attention import IncrementalAttention, build_attention
 
@@ -48,3 +52,15 @@ class CollabDecoderLayer(TransformerDecoderLayerBase):
 
     def build_encoder_attention(self, embed_dim: int, cfg: Any) -> IncrementalAttention:
         return build_attention(cfg, f"cross.{self._number}")
+
+
+def linear_output(decoder: Any) -> Optional[nn.Linear]:
+    """The output projection of a decoder if logits are a linear function of its features; None for other decoders.
+
+    They are in fairseq's transformers, without adaptive softmax, hooks or adapters.
+    """
+    is_transformer = isinstance(decoder, TransformerDecoderBase)
+    if not is_transformer or type(decoder).output_layer is not TransformerDecoderBase.output_layer:
+        return None
+    layer = decoder.output_projection
+    return layer if are_plain(layer) else None

@@ -13,12 +13,12 @@ import copy
 from typing import Any, Dict, List, Optional, Tuple
 
 import torch
-from fairseq.models.transformer import TransformerDecoderBase, TransformerModelBase
+from fairseq.models.transformer import TransformerModelBase
 from fairseq.search import BeamSearch
 from fairseq.sequence_generator import EnsembleModel, SequenceGenerator
 from torch import Tensor, nn
 
-from collab_fairseq.attention.projections import are_plain
+from collab_fairseq.modules.layers import linear_output
 
 #: <s>, <pad>, </s>, <unk>
 SPECIAL = 4
@@ -83,13 +83,9 @@ class Shortlist(EnsembleModel):  # type: ignore[misc]
 
 def _has_linear_output(model: Any) -> bool:
     """Whether log-probabilities follow from features and the weight of the output projection alone."""
-    decoder, layer = model.decoder, model.decoder.output_projection
-    as_in_fairseq = (
-        type(decoder).output_layer is TransformerDecoderBase.output_layer
-        and type(model).get_normalized_probs is TransformerModelBase.get_normalized_probs
-        and decoder.adaptive_softmax is None
-    )
-    return as_in_fairseq and are_plain(layer) and layer.bias is None
+    layer = linear_output(model.decoder)
+    as_in_fairseq = type(model).get_normalized_probs is TransformerModelBase.get_normalized_probs
+    return as_in_fairseq and layer is not None and layer.bias is None
 
 
 def largest(values: Tensor, number: int) -> Tuple[Tensor, Tensor]:

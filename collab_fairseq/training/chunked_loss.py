@@ -24,10 +24,9 @@ from fairseq.criterions.label_smoothed_cross_entropy import (
     LabelSmoothedCrossEntropyCriterionConfig,
 )
 from fairseq.distributed.fully_sharded_data_parallel import FullyShardedDataParallel
-from fairseq.models.transformer import TransformerDecoderBase
 from torch import Tensor, nn
 
-from collab_fairseq.attention.factors import is_plain
+from collab_fairseq.modules.layers import linear_output
 from fairseq_modern.errors import UserError
 
 CRITERION = "label_smoothed_cross_entropy_chunked"
@@ -276,10 +275,6 @@ def tokens(target: Tensor, padding: int, number: Optional[int] = None) -> Tensor
     return target.eq(padding).byte().argsort(stable=True)[:number]
 
 
-def has_hooks(layer: nn.Module) -> bool:
-    return bool(layer._forward_hooks or layer._forward_pre_hooks)
-
-
 def output_projection(model: nn.Module) -> nn.Linear:
     """The linear layer that computes logits from features; other output layers raise UserError."""
     if isinstance(model, FullyShardedDataParallel):
@@ -293,12 +288,11 @@ def output_projection(model: nn.Module) -> nn.Linear:
             f"--criterion {CRITERION} needs an output layer over the complete vocabulary, but the model has an "
             "adaptive softmax (--adaptive-softmax-cutoff), which needs --criterion adaptive_loss"
         )
-    layer = getattr(decoder, "output_projection", None)
-    is_transformer = isinstance(decoder, TransformerDecoderBase)
-    is_linear = is_transformer and type(decoder).output_layer is TransformerDecoderBase.output_layer
-    if not is_linear or type(layer) is not nn.Linear or not is_plain(layer) or has_hooks(layer):
+    layer = linear_output(decoder)
+    if layer is None:
+        output = type(getattr(decoder, "output_projection", None)).__name__
         raise UserError(
             f"--criterion {CRITERION} needs a transformer whose output projection is one linear layer without hooks or "
-            f"adapters; got {type(model).__name__} with {type(layer).__name__}"
+            f"adapters; got {type(model).__name__} with {output}"
         )
     return layer
