@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from collab_fairseq.attention.factors import HeadFactors
-from collab_fairseq.checkpoints import PathLike, check_finite
+from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.head_names import Heads
 from collab_fairseq.records.record import Record
 from collab_fairseq.scoring.references import read_lines, score_raw
@@ -50,14 +50,6 @@ def translates(model: Any) -> bool:
     return bool(model.config.is_encoder_decoder)
 
 
-def _open(path: str) -> Tuple[Any, Any]:
-    """:mod:`collab_fairseq.huggingface` and the model of a folder."""
-    adapters = require("collab_fairseq.huggingface", "huggingface")
-    model = adapters.load_folder(path)
-    check_finite(dict(model.named_parameters()), path)
-    return adapters, model
-
-
 def load(
     path: str,
     text: PathLike,
@@ -76,7 +68,8 @@ def load(
     """
     if len(fields) not in (1, 2):
         raise UserError(f"--fields must be one or two names; got {','.join(fields)}")
-    adapters, model = _open(path)
+    adapters = require("collab_fairseq.huggingface", "huggingface")
+    model = adapters.load_folder(path)
     if not (translates(model) or type(model).__name__.endswith("ForSequenceClassification")):
         raise UserError(
             f"{path} must be a model for sequence classification or translation, whose loss follows from "
@@ -104,9 +97,9 @@ def load(
 
 def read_weights(path: str) -> Dict[str, HeadFactors]:
     """:func:`.redundancy.read_weights` for the model of a folder."""
-    adapters, model = _open(path)
-    layer_ids = adapters.head_layers(model)
-    weights = adapters.score_weights(model)
+    adapters = require("collab_fairseq.huggingface", "huggingface")
+    model = adapters.load_folder(path)
+    layer_ids, weights = adapters.head_layers(model), adapters.score_weights(model)
     return {layer_id: scores.heads.to(torch.float64) for layer_id, (_, scores) in zip(layer_ids, weights, strict=True)}
 
 

@@ -4,7 +4,7 @@ Importing this package registers collaborative models with ``AutoConfig`` and ``
 ``huggingface``. :mod:`collab_fairseq.reparam.huggingface` converts models.
 """
 
-from .folders import load_folder, load_tokenizer  # noqa: F401
+from .folders import check_tokens, load_folder, load_tokenizer  # noqa: F401
 from .layers import CollaborativeHeads, Shape  # noqa: F401
 from .models import (  # noqa: F401
     CONFIGS,
@@ -18,6 +18,5 @@ from .models import (  # noqa: F401
     register,
     score_weights,
 )
-from .tokens import check_tokens  # noqa: F401
 
 register()

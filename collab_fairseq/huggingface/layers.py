@@ -39,6 +39,11 @@ class Names(NamedTuple):
     dropout: str
     output: Optional[str]
 
+    @property
+    def of_scores(self) -> Tuple[str, ...]:
+        """Prefixes of the names of the score parameters in the layer."""
+        return (f"{self.query}.", f"{self.key}.", "mixing", "content_bias")
+
     def parameters(self, weights: ScoreWeights) -> Dict[str, Tensor]:
         """Parameter name in the layer → tensor."""
         parameters = {}

@@ -2,7 +2,7 @@
 
 import contextlib
 import itertools
-from typing import Any, Dict, Iterator, Mapping
+from typing import Any, ContextManager, Dict, Iterator, Mapping
 
 from fairseq.models.transformer import TransformerConfig
 from torch import nn
@@ -44,17 +44,21 @@ def attention_layers(model: nn.Module) -> Dict[str, IncrementalAttention]:
 
 
 @contextlib.contextmanager
-def swapped(model: nn.Module, layers: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Context manager that replaces attention layers of a model, given by layer ID."""
-    names = {layer_id: parameter_prefix(layer_id)[:-1] for layer_id in layers}
-    originals = {layer_id: model.get_submodule(name) for layer_id, name in names.items()}
+def swapped_modules(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Context manager that replaces submodules of a model, given by name."""
+    originals = {name: model.get_submodule(name) for name in modules}
     try:
-        for layer_id, layer in layers.items():
-            model.set_submodule(names[layer_id], layer)
+        for name, module in modules.items():
+            model.set_submodule(name, module)
         yield
     finally:
-        for layer_id, layer in originals.items():
-            model.set_submodule(names[layer_id], layer)
+        for name, module in originals.items():
+            model.set_submodule(name, module)
+
+
+def swapped(model: nn.Module, layers: Mapping[str, nn.Module]) -> ContextManager[None]:
+    """:func:`swapped_modules` for attention layers, given by layer ID."""
+    return swapped_modules(model, {parameter_prefix(layer_id)[:-1]: layer for layer_id, layer in layers.items()})
 
 
 def parameter_prefix(layer_id: str) -> str:
@@ -83,12 +87,9 @@ def checkpoint_layers(state: Mapping[str, Any]) -> Dict[str, AttentionLayer]:
             tensors = {}
             for name, expected in layer.named_parameters():
                 tensor = parameters.get(prefix + name)
-                if tensor is None:
-                    raise UserError(f"the checkpoint has no {prefix}{name}")
-                if tensor.shape != expected.shape:
-                    raise UserError(
-                        f"{prefix}{name} must have shape {tuple(expected.shape)}; got {tuple(tensor.shape)}"
-                    )
+                shape = None if tensor is None else tuple(tensor.shape)
+                if shape != tuple(expected.shape):
+                    raise UserError(f"{prefix}{name} must have shape {tuple(expected.shape)}; got {shape}")
                 tensors[name] = tensor
             layer.load_state_dict(tensors, assign=True)
             layers[layer_id] = layer

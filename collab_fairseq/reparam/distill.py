@@ -11,66 +11,42 @@ translations. Kim & Rush (2016), https://arxiv.org/abs/1606.07947, approximate i
 """
 
 import math
-import time
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+from functools import partial
+from typing import Any, Dict, Mapping, Optional, Tuple
 
 import torch
 
 from collab_fairseq.attention import AttentionError
 from collab_fairseq.attention.factors import ScoreWeights
 from collab_fairseq.modules.sites import attention_layers
-from collab_fairseq.progress import Progress
 from collab_fairseq.translation import TrainedModel, batches, with_state
 
 from .allocation import divergences
 from .fairseq import SCORE_PARAMETERS, converted_state, scores_by_layer
-from .relative_adam import RATE, RelativeAdam, shuffled
-from .scores import scores_of
+from .training import RATE, train
 
-# steps between two points of the learning curve
-_LOG_INTERVAL = 50
 #: tokens per training batch
 BATCH_TOKENS = 1000
 # number of sentences on which the divergence is measured before and after
 _MEASURED = 200
 
 
-class _Student:
-    """The converted model and its optimizer.
-
-    Args:
-        learning: the layers that are trained. options: of :class:`.RelativeAdam`.
-    """
-
-    def __init__(
-        self, trained: TrainedModel, weights: Mapping[str, ScoreWeights], learning: Sequence[str], **options: Any
-    ) -> None:
-        self.source: Any = trained.model
-        self.model: Any = with_state(trained, converted_state(trained, _balanced(weights))).model.requires_grad_(False)
-        self.layers = {name: layer for name, layer in attention_layers(self.model).items() if name in learning}
-        self.pad = trained.task.target_dictionary.pad()
-        named = [pair for layer in self.layers.values() for pair in layer.named_parameters()]
-        parameters = [parameter for name, parameter in named if name.startswith(SCORE_PARAMETERS)]
-        self.optimizer = RelativeAdam(parameters, **options)
-
-    def step(self, sample: Mapping[str, Any]) -> Tuple[float, int]:
-        """One update; returns the summed KL in nats and the number of tokens."""
-        counted = sample["target"].ne(self.pad)
-        with torch.no_grad():
-            features = self.source(**sample["net_input"], features_only=True)[0]
-            reference = torch.log_softmax(self.source.decoder.output_layer(features[counted]).float(), dim=-1)
-        with torch.enable_grad():
-            features = self.model(**sample["net_input"], features_only=True)[0]
-            logits = self.model.decoder.output_layer(features[counted])
-        with torch.no_grad():
-            predicted = torch.log_softmax(logits.float(), dim=-1)
-            p = reference.exp()
-            total = float((p * (reference - predicted)).sum(dtype=torch.float64))
-            gradient = predicted.exp_().sub_(p).div_(len(p))  # of the mean KL with respect to the logits: p' − p
-        self.optimizer.zero_grad()
-        logits.backward(gradient.to(logits.dtype))
-        self.optimizer.step()
-        return total, len(p)
+def _backward(source: Any, student: Any, pad: int, sample: Mapping[str, Any]) -> Tuple[float, int]:
+    """Add the gradient of the mean KL of a batch to the student's; returns the summed KL in nats, and the tokens."""
+    counted = sample["target"].ne(pad)
+    with torch.no_grad():
+        features = source(**sample["net_input"], features_only=True)[0]
+        reference = torch.log_softmax(source.decoder.output_layer(features[counted]).float(), dim=-1)
+    with torch.enable_grad():
+        features = student(**sample["net_input"], features_only=True)[0]
+        logits = student.decoder.output_layer(features[counted])
+    with torch.no_grad():
+        predicted = torch.log_softmax(logits.float(), dim=-1)
+        p = reference.exp()
+        total = float((p * (reference - predicted)).sum(dtype=torch.float64))
+        gradient = predicted.exp_().sub_(p).div_(len(p))  # of the mean KL with respect to the logits: p' − p
+    logits.backward(gradient.to(logits.dtype))
+    return total, len(p)
 
 
 def _balanced(weights: Mapping[str, ScoreWeights]) -> Dict[str, ScoreWeights]:
@@ -114,32 +90,18 @@ def distill(
     learning = [name for name in weights if weights[name].heads.rank < origin[name].heads.rank]
     if not learning:
         return dict(weights), {"before": 0.0, "after": 0.0, "curve": [], "cpu_seconds": 0.0}
-    student = _Student(trained, weights, learning, rate=rate, steps=steps)
+    student = with_state(trained, converted_state(trained, _balanced(weights))).model.requires_grad_(False)
+    layers = {name: layer for name, layer in attention_layers(student).items() if name in learning}
+    named = [pair for layer in layers.values() for pair in layer.named_parameters()]
+    parameters = [parameter for name, parameter in named if name.startswith(SCORE_PARAMETERS)]
+    backward = partial(_backward, trained.model, student, trained.task.target_dictionary.pad())
     samples = list(batches(trained, split, max_tokens=max_tokens))
-    learning_curve, total, tokens = [], 0.0, 0
-    began, note = time.process_time(), ""
-    with Progress("distillation", steps, "steps") as progress:
-        for step, sample in enumerate(shuffled(samples, steps, seed)):
-            divergence, batch_tokens = student.step(sample)
-            total += divergence
-            tokens += batch_tokens
-            if (step + 1) % _LOG_INTERVAL == 0 or step + 1 == steps:
-                mean = total / tokens / math.log(2)
-                learning_curve.append((step + 1, mean))
-                note = f"divergence {mean:.4f}"
-                total, tokens = 0.0, 0
-            progress.advance(1, note)
-    seconds = time.process_time() - began
+    learning_curve, seconds = train(parameters, backward, samples, rate=rate, steps=steps, seed=seed, unit=math.log(2))
     start = attention_layers(with_state(trained, converted_state(trained, weights)).model)
-    variants = {"before": {name: start[name] for name in learning}, "after": student.layers}
+    variants = {"before": {name: start[name] for name in learning}, "after": layers}
     measured = divergences(trained, variants, split, sentences=_MEASURED, max_tokens=max_tokens)
     distilled = dict(weights)
     if measured["after"] < measured["before"]:
-        distilled.update(_balanced({name: scores_of(layer) for name, layer in student.layers.items()}))
-    measurements = {
-        "before": measured["before"],
-        "after": min(measured.values()),
-        "curve": learning_curve,
-        "cpu_seconds": seconds,
-    }
-    return distilled, measurements
+        distilled.update(_balanced({name: layer.score_weights() for name, layer in layers.items()}))
+    after = min(measured.values())
+    return distilled, {"before": measured["before"], "after": after, "curve": learning_curve, "cpu_seconds": seconds}

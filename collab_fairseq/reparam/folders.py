@@ -10,7 +10,6 @@ It needs no labels. It allocates a budget of key dimensions, is the loss of the 
 text of an evaluation.
 """
 
-import contextlib
 import json
 import logging
 import math
@@ -19,7 +18,7 @@ import shutil
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy
 import torch
@@ -27,11 +26,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from collab_fairseq.attention import AttentionError
-from collab_fairseq.attention.factors import ScoreWeights, relative_error
-from collab_fairseq.checkpoints import PathLike, check_finite, file_setting
+from collab_fairseq.attention.factors import ScoreWeights
+from collab_fairseq.checkpoints import PathLike, file_setting
 from collab_fairseq.huggingface import attention_layers, check_tokens, load_folder, load_tokenizer, score_weights
 from collab_fairseq.huggingface.layers import CollaborativeHeads, names_of
-from collab_fairseq.progress import Progress, shown
+from collab_fairseq.modules.sites import swapped_modules
+from collab_fairseq.progress import shown
 from collab_fairseq.records.record import Record
 from collab_fairseq.scoring.references import read_lines
 from fairseq_modern.errors import UserError
@@ -39,10 +39,10 @@ from fairseq_modern.files import new_folder
 
 from . import allocation
 from .huggingface import calibrate, with_scores
-from .pipeline import Settings, Steps
-from .relative_adam import RATE, RelativeAdam, shuffled
+from .pipeline import Settings, Steps, layer_row
 from .scores import fit_layers
 from .text import digest
+from .training import RATE, train
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +53,6 @@ Batch = Dict[str, Tensor]
 
 # texts per batch, and texts on which divergences are measured for a budget
 _BATCH, _MEASURED = 32, 100
-# steps between two points of the learning curve
-_LOG_INTERVAL = 50
 
 
 class Source(NamedTuple):
@@ -71,18 +69,13 @@ class Source(NamedTuple):
     @classmethod
     def load(cls, folder: PathLike, device: str) -> "Source":
         model = load_folder(folder)
-        if model.config.is_encoder_decoder or getattr(model.config, "is_decoder", False):
+        is_classifier = type(model).__name__.endswith("ForSequenceClassification")
+        has_decoder = model.config.is_encoder_decoder or getattr(model.config, "is_decoder", False)
+        if has_decoder or not (model.base_model is model or is_classifier):
             raise AttentionError(
                 f"{os.fspath(folder)} must be an encoder or a classifier; got {type(model).__name__}: convert it with "
                 "collab_fairseq.reparam.huggingface.to_collaborative in Python"
             )
-        is_classifier = type(model).__name__.endswith("ForSequenceClassification")
-        if model.base_model is not model and not is_classifier:  # of masked words, for example
-            raise AttentionError(
-                f"{os.fspath(folder)} must be an encoder, such as BertModel, or a classifier of texts, such as "
-                f"BertForSequenceClassification; got {type(model).__name__}"
-            )
-        check_finite(dict(model.named_parameters()), os.fspath(folder))
         return cls(model.eval().to(device), load_tokenizer(folder))
 
     def batches(self, texts: Sequence[Text], size: int = _BATCH) -> List[Batch]:
@@ -129,17 +122,6 @@ def outputs(model: Any, batches: Sequence[Batch]) -> Tensor:
     return torch.cat([output(model, batch) for batch in batches])
 
 
-@contextlib.contextmanager
-def _replaced(model: Any, name: str, layer: nn.Module) -> Iterator[None]:
-    """Use another layer at ``name`` (:func:`.attention_layers`)."""
-    original = model.base_model.get_submodule(name)
-    model.base_model.set_submodule(name, layer)
-    try:
-        yield
-    finally:
-        model.base_model.set_submodule(name, original)
-
-
 def _key_dims(
     source: Source, calibrations: Any, texts: Sequence[Text], budget: float, seed: int, kept: Record
 ) -> Tuple[Any, Any]:
@@ -151,7 +133,7 @@ def _key_dims(
         converted = dict(attention_layers(with_scores(source.model, weights)))
         measured = {}
         for name in weights:
-            with _replaced(source.model, name, converted[name]):
+            with swapped_modules(source.model.base_model, {name: converted[name]}):
                 got = outputs(source.model, batches)
             measured[name] = float(divergence(expected, got, source.is_encoder).mean())
         return measured
@@ -176,35 +158,20 @@ def distill(source: Source, student: Any, texts: Sequence[Text], steps: int, rat
     def measure() -> float:
         return float(divergence(expected, outputs(student, held), source.is_encoder).mean())
 
+    def backward(batch: Batch) -> Tuple[float, int]:
+        with torch.no_grad():
+            reference = output(source.model, batch)
+        with torch.enable_grad():
+            loss = divergence(reference, output(student, batch), source.is_encoder).mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach()), 1
+
     student.requires_grad_(False)
-    trained = []
-    for _, layer in attention_layers(student):
-        if isinstance(layer, CollaborativeHeads):
-            names = layer.names
-            for name, parameter in layer.named_parameters():
-                if name.startswith((f"{names.query}.", f"{names.key}.", "mixing", "content_bias")):
-                    trained.append(parameter)
+    collaborative = [layer for _, layer in attention_layers(student) if isinstance(layer, CollaborativeHeads)]
+    trained = [parameter for layer in collaborative for parameter in _score_parameters(layer)]
     before, initial = measure(), [parameter.detach().clone() for parameter in trained]
-    optimizer = RelativeAdam(trained, rate, steps)
-    batches = source.batches(texts)
-    curve, total, began, note = [], 0.0, time.process_time(), ""
-    with Progress("distillation", steps, "steps") as progress:
-        for step, batch in enumerate(shuffled(batches, steps, seed), 1):
-            with torch.no_grad():
-                reference = output(source.model, batch)
-            with torch.enable_grad():
-                loss = divergence(reference, output(student, batch), source.is_encoder).mean()
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            total += float(loss.detach())
-            if step % _LOG_INTERVAL == 0 or step == steps:
-                count = (step - 1) % _LOG_INTERVAL + 1
-                curve.append((step, total / count))
-                note = f"divergence {total / count:.5f}"
-                total = 0.0
-            progress.advance(1, note)
-    seconds, after = time.process_time() - began, measure()
+    curve, seconds = train(trained, backward, source.batches(texts), rate=rate, steps=steps, seed=seed)
+    after = measure()
     if not after < before:
         for parameter, value in zip(trained, initial, strict=True):
             parameter.data.copy_(value)
@@ -292,10 +259,9 @@ def evaluate(
     return results
 
 
-def _score_parameters(layer: nn.Module) -> int:
+def _score_parameters(layer: nn.Module) -> List[nn.Parameter]:
     names: Any = names_of(layer)
-    prefixes = (f"{names.query}.", f"{names.key}.", "mixing", "content_bias")
-    return sum(parameter.numel() for name, parameter in layer.named_parameters() if name.startswith(prefixes))
+    return [parameter for name, parameter in layer.named_parameters() if name.startswith(names.of_scores)]
 
 
 def convert_folder(folder: PathLike, output_folder: PathLike, settings: Settings, command: str) -> Record:
@@ -366,23 +332,12 @@ def convert_folder(folder: PathLike, output_folder: PathLike, settings: Settings
     record.parts["output"] = file_setting(output_folder)
     layers = dict(attention_layers(converted))
     new_scores = dict(score_weights(converted))
-    record.parts["layers"] = [
-        {
-            "layer": name,
-            "key_dim": {"before": origin[name].heads.rank, "after": new_scores[name].heads.rank},
-            "relative_error": relative_error(origin[name].heads, new_scores[name].heads),
-            "weighted_error": fit.weighted_error,
-            "output_error": None,
-            "parameters": {
-                "before": _score_parameters(source.model.base_model.get_submodule(name)),
-                "after": _score_parameters(layers[name]),
-            },
-            "start": fit.decomposition.start,
-            "sweeps": fit.decomposition.sweeps,
-            "seconds": fit.decomposition.seconds,
-        }
-        for name, fit in fits.items()
-    ]
+    rows = []
+    for name, fit in fits.items():
+        both = (source.model.base_model.get_submodule(name), layers[name])
+        before, after = (sum(parameter.numel() for parameter in _score_parameters(layer)) for layer in both)
+        rows.append(layer_row(name, origin[name], new_scores[name], fit, {"before": before, "after": after}))
+    record.parts["layers"] = rows
     record.parts["parameters"] = {"before": source.model.num_parameters(), "after": converted.num_parameters()}
     record.parts["divergences"] = divergences
     record.parts["distillation"] = distillation

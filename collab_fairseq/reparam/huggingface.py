@@ -6,6 +6,7 @@ After this module has been imported, ``AutoConfig`` and ``AutoModelFor…`` load
 
 import copy
 import inspect
+from functools import partial
 from typing import Any, Dict, Iterable, Mapping, Optional, Tuple, Union
 
 import torch
@@ -68,7 +69,7 @@ def calibrate(
         layers: names of layers; default: all.
 
     Raises:
-        AttentionError: no batches, batches that are not dictionaries, or a layer that is unknown or was not used.
+        AttentionError: no batches, or a layer that is unknown or was not used.
     """
     sources = dict(score_weights(model))
     names = list(sources if layers is None else layers)
@@ -77,29 +78,23 @@ def calibrate(
     wanted = {name: layer for name, layer in attention_layers(model) if name in calibrators}
     batch: Dict[str, Any] = {}
 
-    def make_hook(name: str) -> Any:
-        decoder = model.config.is_encoder_decoder and name.startswith("decoder.")
+    def hook(name: str, layer: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+        arguments = inspect.signature(type(layer).forward).bind(layer, *args, **kwargs).arguments
+        queries = arguments["hidden_states"]
+        source = arguments.get("key_value_states", arguments.get("encoder_hidden_states"))
+        keys = queries if source is None else source
+        causal = model.config._attn_implementation != "eager" and bool(getattr(layer, "is_causal", False))
+        size = (queries.size(0), queries.size(1), keys.size(1))
+        mask = torch_mask(arguments.get("attention_mask"), causal, *size)
+        padding = _padding(model, batch, model.config.is_encoder_decoder and name.startswith("decoder."))
+        calibrators[name].update(queries, keys, attn_mask=mask, query_padding_mask=padding)
 
-        def hook(layer: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
-            arguments = inspect.signature(type(layer).forward).bind(layer, *args, **kwargs).arguments
-            queries = arguments["hidden_states"]
-            source = arguments.get("key_value_states", arguments.get("encoder_hidden_states"))
-            keys = queries if source is None else source
-            causal = model.config._attn_implementation != "eager" and bool(getattr(layer, "is_causal", False))
-            size = (queries.size(0), queries.size(1), keys.size(1))
-            mask = torch_mask(arguments.get("attention_mask"), causal, *size)
-            calibrators[name].update(queries, keys, attn_mask=mask, query_padding_mask=_padding(model, batch, decoder))
-
-        return hook
-
-    handles = [layer.register_forward_pre_hook(make_hook(name), with_kwargs=True) for name, layer in wanted.items()]
+    handles = [layer.register_forward_pre_hook(partial(hook, name), with_kwargs=True) for name, layer in wanted.items()]
     training, implementation = model.training, model.config._attn_implementation
     model.eval()
     model.config._attn_implementation = _supported(implementation)
     try:
-        for number, inputs in enumerate(batches):
-            if not isinstance(inputs, Mapping):
-                raise AttentionError(f"calibration batch {number} must be a dictionary; got {type(inputs).__name__}")
+        for inputs in batches:
             batch = {k: value.to(model.device) if isinstance(value, Tensor) else value for k, value in inputs.items()}
             model(**batch)
     finally:
@@ -166,7 +161,7 @@ def with_scores(model: PreTrainedModel, fitted: Mapping[str, ScoreWeights]) -> C
     for name, weights in fitted.items():
         names: Any = names_of(model.base_model.get_submodule(name))
         prefix = f"{base_prefix(model)}{name}."
-        replaced = tuple(prefix + part for part in (f"{names.query}.", f"{names.key}.", "mixing", "content_bias"))
+        replaced = tuple(prefix + part for part in names.of_scores)
         state = {key: tensor for key, tensor in state.items() if not key.startswith(replaced)}
         state.update({prefix + key: tensor for key, tensor in names.parameters(weights).items()})
     with torch.random.fork_rng(devices=[]), no_init_weights():

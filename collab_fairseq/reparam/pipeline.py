@@ -250,23 +250,32 @@ def _layers(
     """The record's entry for each layer; ``state``: the new checkpoint."""
     rows = []
     for layer_id, source in fairseq.scores_by_layer(trained, list(fitted.weights)).items():
-        fit, weights = fitted.fits[layer_id], fitted.weights[layer_id]
-        row = {
-            "layer": layer_id,
-            "key_dim": {"before": source.heads.rank, "after": weights.heads.rank},
-            "relative_error": relative_error(source.heads, weights.heads),
-            "weighted_error": fit.weighted_error,
-            "output_error": output_errors.get(layer_id),
-            "parameters": {
-                "before": fairseq.score_parameters(trained.state, layer_id),
-                "after": fairseq.score_parameters(state, layer_id),
-            },
-            "start": fit.decomposition.start,
-            "sweeps": fit.decomposition.sweeps,
-            "seconds": fit.decomposition.seconds,
-        }
-        rows.append(row)
+        before, after = (fairseq.score_parameters(each, layer_id) for each in (trained.state, state))
+        fit, parameters = fitted.fits[layer_id], {"before": before, "after": after}
+        rows.append(layer_row(layer_id, source, fitted.weights[layer_id], fit, parameters, output_errors.get(layer_id)))
     return rows
+
+
+def layer_row(
+    name: str,
+    source: ScoreWeights,
+    weights: ScoreWeights,
+    fit: ScoreFit,
+    parameters: Mapping[str, int],
+    output_error: Optional[float] = None,
+) -> Dict[str, Any]:
+    """The record's entry for a layer; ``weights``: the new scores, after distillation if any."""
+    return {
+        "layer": name,
+        "key_dim": {"before": source.heads.rank, "after": weights.heads.rank},
+        "relative_error": relative_error(source.heads, weights.heads),
+        "weighted_error": fit.weighted_error,
+        "output_error": output_error,
+        "parameters": parameters,
+        "start": fit.decomposition.start,
+        "sweeps": fit.decomposition.sweeps,
+        "seconds": fit.decomposition.seconds,
+    }
 
 
 def _evaluate(trained: TrainedModel, converted: TrainedModel, settings: Settings) -> Dict[str, Any]:

@@ -35,10 +35,7 @@ class ScoreFit(NamedTuple):
 
 @torch.no_grad()
 def fit_scores(
-    source: ScoreWeights,
-    key_dim: int,
-    calibration: Optional[Calibration] = None,
-    **options: Any,
+    source: ScoreWeights, key_dim: int, calibration: Optional[Calibration] = None, **options: Any
 ) -> ScoreFit:
     """Fit collaborative heads with ``key_dim`` shared dimensions to the scores of a layer.
 
