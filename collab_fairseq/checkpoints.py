@@ -172,8 +172,6 @@ def average(paths: Sequence[PathLike], different_runs: bool = False) -> Tuple[Di
     Raises:
         UserError: an input is invalid, or the inputs are different models or of different runs.
     """
-    if not paths:
-        raise UserError("there are no checkpoints to average")
     sums: Dict[str, torch.Tensor] = {}
     locations: Dict[str, List[Any]] = {}  # parameter -> its memory location in every input
     newest: Dict[str, Any] = {}

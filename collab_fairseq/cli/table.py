@@ -53,10 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _names(text: str) -> List[str]:
-    names = [name.strip() for name in text.split(",")]
-    if not all(names):
-        raise argparse.ArgumentTypeError(f"must be names separated by commas; got {text!r}")
-    return names
+    return [name.strip() for name in text.split(",")]
 
 
 def run(args: argparse.Namespace) -> int:

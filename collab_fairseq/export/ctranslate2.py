@@ -17,9 +17,7 @@ import torch
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.attention import IncrementalAttention
 from collab_fairseq.modules.sites import swapped
-from collab_fairseq.translation.ctranslate2_engine import PRECISIONS
 from collab_fairseq.translation.tokenizer import require
-from fairseq_modern.errors import UserError
 
 from .readme import Written, write_companion_files
 from .source import Source, output_folder, reject_settings
@@ -42,17 +40,11 @@ def check(source: Source) -> Dict[str, IncrementalAttention]:
 
 
 def export(
-    source: Source,
-    layers: Dict[str, IncrementalAttention],
-    output: PathLike,
-    *,
-    quantization: Optional[str] = None,
+    source: Source, layers: Dict[str, IncrementalAttention], output: PathLike, *, quantization: Optional[str] = None
 ) -> None:
     """Write the folder; ``quantization``: CTranslate2's name of the precision of weights on disk (default: float32)."""
     require("ctranslate2")
     quantization = quantization or "float32"
-    if quantization not in PRECISIONS:
-        raise UserError(f"the quantization must be one of {', '.join(PRECISIONS)}; got {quantization}")
     spec = _specification(source, layers)
     spec.validate()
     spec.optimize(quantization=quantization)

@@ -83,9 +83,6 @@ def read_source(
     name = os.fspath(path)
     if os.path.isdir(name):
         return _read_folder(name, licence, datasets)
-    for flag, file in (("--record", record), ("--bpe-codes", bpe_codes)):
-        if file is not None and not os.path.isfile(file):
-            raise UserError(f"{flag} {os.fspath(file)}: there is no such file")
     trained = load_model(name, data)
     task, model = trained.task.cfg, trained.model
     dictionaries = (f"dict.{lang}.txt" for lang in (task.source_lang, task.target_lang))

@@ -17,7 +17,8 @@ _LETTER_OF = {site: letter for letter, site in LETTERS.items()}
 
 Heads = Dict[str, Tuple[int, ...]]
 
-_DESCRIPTOR = re.compile(r"([A-Za-z]+):([0-9]+):([0-9]+(?:,[0-9]+)*)")
+_NUMBER = "0*[1-9][0-9]*"
+_DESCRIPTOR = re.compile(f"([{''.join(LETTERS)}]):({_NUMBER}):({_NUMBER}(?:,{_NUMBER})*)")
 
 
 def parse_heads(text: Optional[str]) -> Heads:
@@ -25,17 +26,13 @@ def parse_heads(text: Optional[str]) -> Heads:
     chosen: Dict[str, set] = {}
     for descriptor in (text or "").split():
         match = _DESCRIPTOR.fullmatch(descriptor)
-        if match is None or match[1] not in LETTERS:
+        if match is None:
             raise UserError(
                 f"{descriptor!r} does not name heads: expected E (encoder), A (encoder–decoder) or D (decoder), "
-                "a layer and heads, such as E:1:3,5"
+                "a layer and heads, counted from 1, such as E:1:3,5"
             )
-        layer = int(match[2])
-        heads = [int(number) for number in match[3].split(",")]
-        if layer < 1 or min(heads) < 1:
-            raise UserError(f"{descriptor!r} does not name heads: layers and heads count from 1")
-        layer_id = f"{LETTERS[match[1]]}.{layer - 1}"
-        chosen.setdefault(layer_id, set()).update(head - 1 for head in heads)
+        layer_id = f"{LETTERS[match[1]]}.{int(match[2]) - 1}"
+        chosen.setdefault(layer_id, set()).update(int(number) - 1 for number in match[3].split(","))
     return {layer_id: tuple(sorted(chosen[layer_id])) for layer_id in in_model_order(chosen)}
 
 

@@ -167,9 +167,7 @@ def _targets(trained: TrainedModel, split: str, number: int) -> List[str]:
 
 
 def check_test_splits(
-    trained: TrainedModel,
-    references: Mapping[str, PathLike],
-    sentences: Optional[int] = None,
+    trained: TrainedModel, references: Mapping[str, PathLike], sentences: Optional[int] = None
 ) -> List[str]:
     """Check the splits and reference files that :func:`evaluate` needs; return the test splits.
 
@@ -183,11 +181,8 @@ def check_test_splits(
     if "valid" not in names:
         raise UserError(f"the data-bin must have a split valid; got {', '.join(names) or 'none'}")
     for name, file in references.items():
-        flag = f"--reference {name}={os.fspath(file)}"
         if name not in tests:
-            raise UserError(f"{flag}: the split must be one of {', '.join(tests)}")
-        if not os.path.isfile(file):
-            raise UserError(f"{flag}: there is no such file")
+            raise UserError(f"--reference {name}={os.fspath(file)}: the split must be one of {', '.join(tests)}")
         lines = read_lines(file)
         if sentences is None:
             check_number(lines, dataset(trained, name), os.fspath(file))

@@ -129,8 +129,6 @@ def batches(
         UserError: no such split, or a sentence longer than the model's positions (in train it is omitted).
     """
     data = dataset(trained, split)
-    if sentences is not None and sentences < 1:
-        raise UserError(f"the number of sentences must be at least 1; got {sentences}")
     with data_utils.numpy_seed(trained.seed):
         order = data.ordered_indices()
     if sentences is not None:

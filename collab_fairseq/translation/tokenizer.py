@@ -124,11 +124,7 @@ def read_card(folder: PathLike) -> Card:
     name = os.fspath(folder)
     path = os.path.join(name, CARD)
     if not os.path.isfile(path):
-        if not os.path.exists(name):
-            problem = "does not exist"
-        else:
-            problem = f"has no {CARD}" if os.path.isdir(name) else "is a file"
-        raise UserError(f"{name} {problem}: expected a folder made by `collab export CHECKPOINT --to folder`")
+        raise UserError(f"{name} must be a folder made by `collab export CHECKPOINT --to folder`; it has no {CARD}")
     try:
         with open(path, encoding="utf-8") as stream:
             content = json.load(stream)
