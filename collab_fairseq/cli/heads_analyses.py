@@ -62,14 +62,8 @@ def ablate(args: argparse.Namespace) -> None:
     if _is_huggingface(args):
         splits = ["text"]
         loaded = _load_huggingface(args)
-        settings = _labelled_text_settings(args)
-        search = {"beam": args.beam, "lenpen": args.lenpen}
-        if huggingface.translates(loaded.model):
-            settings.update(search=search, p=METHOD)
-        else:
-            reject_flags(args, ("beam", "lenpen"), "applies to translation models; this model is a classifier")
-        record = _record(args, "ablate", settings, loaded.model.device)
-        huggingface.ablate(loaded, record, **search, **options)
+        record = _record(args, "ablate", _labelled_test_settings(args, loaded), loaded.model.device)
+        huggingface.ablate(loaded, record, **_search(args), **options)
     else:
         tests = _tests(args)
         splits = [test.split for test in tests]
@@ -112,18 +106,13 @@ def _measure_pruning(args: argparse.Namespace) -> None:
 def _prune_huggingface(args: argparse.Namespace) -> Tuple[Record, List[str]]:
     """The record, and the names of its curves."""
     loaded = _load_huggingface(args)
-    settings = {**_labelled_text_settings(args), "ranking": args.ranking, "loss": "text"}
-    search = {"beam": args.beam, "lenpen": args.lenpen}
-    if huggingface.translates(loaded.model):
-        settings.update(search=search, p=METHOD)
-    else:
-        reject_flags(args, ("beam", "lenpen"), "applies to translation models; this model is a classifier")
+    settings = {**_labelled_test_settings(args, loaded), "ranking": args.ranking, "loss": "text"}
     if args.importance:
         settings["importance"] = checkpoints.file_setting(args.importance)
     record = _record(args, "prune", settings, loaded.model.device)
     ranks = record.part("importance", partial(_ranks, args, lambda: huggingface.importance(loaded)))
     orders = _orders(args, ranks)
-    huggingface.prune(loaded, orders, record, **search)
+    huggingface.prune(loaded, orders, record, **_search(args))
     return record, list(orders)
 
 
@@ -247,8 +236,7 @@ def _is_huggingface(args: argparse.Namespace) -> bool:
 
 
 def _load(args: argparse.Namespace, checkpoint: str) -> TrainedModel:
-    device = choose_device(args)
-    return load_model(checkpoint, args.data, device=device)
+    return load_model(checkpoint, args.data, device=choose_device(args))
 
 
 def _load_huggingface(args: argparse.Namespace) -> huggingface.Loaded:
@@ -266,8 +254,12 @@ def _load_huggingface(args: argparse.Namespace) -> huggingface.Loaded:
 def _tests(args: argparse.Namespace) -> List[TestSet]:
     if not args.reference:
         raise UserError("--reference SPLIT=FILE is needed, such as test=test.de: a test split and its raw references")
-    search = {"beam": args.beam, "lenpen": args.lenpen, **_batching(args)}
+    search = {**_search(args), **_batching(args)}
     return [TestSet(split, file, search) for split, file in references(args.reference).items()]
+
+
+def _search(args: argparse.Namespace) -> Dict[str, Any]:
+    return {"beam": args.beam, "lenpen": args.lenpen}
 
 
 def _batching(args: argparse.Namespace) -> Dict[str, Any]:
@@ -277,6 +269,14 @@ def _batching(args: argparse.Namespace) -> Dict[str, Any]:
 def _labelled_text_settings(args: argparse.Namespace) -> Dict[str, Any]:
     text = checkpoints.file_setting(args.text)
     return {"text": text, "fields": args.fields, "label": args.label, "sentences": args.sentences}
+
+
+def _labelled_test_settings(args: argparse.Namespace, loaded: huggingface.Loaded) -> Dict[str, Any]:
+    """The text and, of a translation model, the search; flags of the search raise a UserError for a classifier."""
+    if huggingface.translates(loaded.model):
+        return {**_labelled_text_settings(args), "search": _search(args), "p": METHOD}
+    reject_flags(args, ("beam", "lenpen"), "applies to translation models; this model is a classifier")
+    return _labelled_text_settings(args)
 
 
 def _record(args: argparse.Namespace, name: str, settings: Dict[str, Any], device: Any = "cpu") -> Record:

@@ -114,11 +114,7 @@ def attention(trained: TrainedModel, sample: Mapping[str, Any]) -> Dict[str, Att
     inputs = sample["net_input"]
     with hooked(attention_layers(trained.model), record):
         trained.model(**inputs)
-    sides = {
-        "source": inputs["src_tokens"],
-        "input": inputs["prev_output_tokens"],
-        "target": sample["target"],
-    }
+    sides = {"source": inputs["src_tokens"], "input": inputs["prev_output_tokens"], "target": sample["target"]}
     dictionary = trained.task.target_dictionary  # special symbols have the same indices in both dictionaries
     words = {name: tokens.ne(dictionary.pad()) & tokens.ne(dictionary.eos()) for name, tokens in sides.items()}
     maps = {}

@@ -27,11 +27,7 @@ def settings_of_tests(trained: TrainedModel, tests: Sequence[TestSet]) -> Dict[s
     for test in tests:
         text = text_setting(trained, test.split, search["sentences"])
         settings.append({**text, "references": file_setting(test.references)})
-    return {
-        "tests": settings,
-        "search": {"beam": search["beam"], "lenpen": search["lenpen"]},
-        "p": METHOD,
-    }
+    return {"tests": settings, "search": {"beam": search["beam"], "lenpen": search["lenpen"]}, "p": METHOD}
 
 
 def new_record(

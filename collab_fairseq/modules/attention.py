@@ -217,6 +217,10 @@ def incremental(attention_type: Any) -> Type[Any]:
     )
 
 
+# pickle finds a class by its name
+globals().update({f"Incremental{each.__name__}": incremental(each) for each in ATTENTION_TYPES})
+
+
 def build_attention(cfg: Any, layer_id: str) -> IncrementalAttention:
     """The attention of a layer (``cross.3``), or of all layers of a site (``cross``) without their own shape.
 
@@ -242,11 +246,3 @@ def build_attention(cfg: Any, layer_id: str) -> IncrementalAttention:
         gates=cfg.head_gates_init if site in parse_sites(cfg.head_gates, "--head-gates") else None,
     )
     return attention
-
-
-def __getattr__(name: str) -> Any:
-    """A class of :func:`incremental`, which pickle finds by its name."""
-    classes: Dict[str, Any] = {f"Incremental{each.__name__}": each for each in ATTENTION_TYPES}
-    if name not in classes:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return incremental(classes[name])

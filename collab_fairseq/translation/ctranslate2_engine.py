@@ -10,16 +10,7 @@ from fairseq_modern.errors import UserError
 from .tokenizer import PathLike, require
 from .translator import Hypothesis, Search
 
-PRECISIONS = (
-    "float32",
-    "float16",
-    "bfloat16",
-    "int16",
-    "int8",
-    "int8_float32",
-    "int8_float16",
-    "int8_bfloat16",
-)
+PRECISIONS = ("float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16")
 #: errors that CTranslate2 raises for damaged files
 _DAMAGED = (RuntimeError, ValueError, IndexError, MemoryError)
 
