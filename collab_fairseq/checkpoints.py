@@ -63,10 +63,8 @@ def load_with_model(path: PathLike) -> Dict[str, Any]:
         isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in model.items()
     )
     if not model or not has_tensors:
-        raise UserError(
-            f"{name} must have model parameters under 'model', as fairseq's checkpoints do; "
-            f"got {', '.join(sorted(map(str, state))) or 'nothing'}"
-        )
+        contents = ", ".join(sorted(map(str, state))) or "nothing"
+        raise UserError(f"{name} must have model parameters under 'model'; got {contents}")
     check_finite(model, name)
     history, extra = state.get("optimizer_history") or [], state.get("extra_state") or {}
     if not isinstance(history, list) or not all(isinstance(entry, dict) for entry in history):
@@ -74,9 +72,7 @@ def load_with_model(path: PathLike) -> Dict[str, Any]:
     if not isinstance(num_updates(state), (int, type(None))):
         raise UserError(f"{name}: num_updates must be an integer; got {reprlib.repr(num_updates(state))}")
     if not isinstance(extra, dict) or not isinstance(extra.get("averaged_from", []), list):
-        raise UserError(
-            f"{name}: extra_state must be a mapping, and its averaged_from a list; got {reprlib.repr(extra)}"
-        )
+        raise UserError(f"{name}: extra_state must be a mapping, averaged_from a list; got {reprlib.repr(extra)}")
     return state
 
 

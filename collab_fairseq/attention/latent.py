@@ -114,9 +114,7 @@ class LatentAttention(StandardAttention):
         return torch.cat([weight @ affine(self.latent_proj)[:, :-1], bias], dim=-1)
 
     def score_weights(self) -> ScoreWeights:
-        raise AttentionError(
-            f"{type(self).__name__} cannot be converted: keys and values are projections of the same latents"
-        )
+        raise AttentionError(f"{type(self).__name__} cannot be converted: keys and values share latents")
 
     def _head_outputs(
         self, query: Tensor, entry: KeyValue, mask: Optional[Tensor], dropout: float, need_weights: bool

@@ -72,8 +72,7 @@ def load(
     model = adapters.load_folder(path)
     if not (translates(model) or type(model).__name__.endswith("ForSequenceClassification")):
         raise UserError(
-            f"{path} must be a model for sequence classification or translation, whose loss follows from "
-            f"a text and its label; got {type(model).__name__}"
+            f"{path} must be a model for sequence classification or translation; got {type(model).__name__}"
         )
     if getattr(model.config, "problem_type", None) == "multi_label_classification":
         raise UserError(f"{path} must have one class per text; got a multi-label classifier")

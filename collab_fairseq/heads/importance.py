@@ -14,7 +14,6 @@ For comparison between layers, I is divided by its ℓ2 norm over the heads of a
 
 import logging
 import math
-import os
 from collections import Counter
 from typing import Any, Callable, Dict, Iterable, Mapping, NamedTuple, Sequence
 
@@ -122,8 +121,7 @@ def read(path: PathLike, ranking: str, checkpoint: PathLike) -> Dict[str, float]
     source = content["settings"]["checkpoint"]
     if file_setting(checkpoint)["sha256"] != source["sha256"]:
         raise UserError(
-            f"{os.fspath(path)} must be the importance of {os.fspath(checkpoint)}; "
-            f"got that of {source['file']} with another checksum"
+            f"{path} must be the importance of {checkpoint}; got that of {source['file']} with another checksum"
         )
     return {head: values[ranking] for head, values in content["parts"]["importance"]["heads"].items()}
 

@@ -50,10 +50,7 @@ def read_weights(state: Mapping[str, Any]) -> Dict[str, HeadFactors]:
     weights = {}
     for layer_id, layer in checkpoint_layers(as_transformer_collab(dict(state))).items():
         if "keys" in layer.shared():
-            raise UserError(
-                "heads must have separate keys or shared key dimensions; "
-                f"the heads of {short_name(layer_id)} share keys"
-            )
+            raise UserError(f"heads must have separate keys or dimensions; those of {short_name(layer_id)} share keys")
         weights[layer_id] = layer.score_weights().heads.to(torch.float64)
     return weights
 

@@ -163,9 +163,7 @@ def _check_removable(removed: Heads, layers: Mapping[str, AttentionLayer], empty
     for layer_id in removed:
         shared = " and ".join(layers[layer_id].shared())
         if shared:
-            raise UserError(
-                f"the heads of {short_name(layer_id)} share {shared}, so that none can be removed separately"
-            )
+            raise UserError(f"the heads of {short_name(layer_id)} share {shared}: none can be removed separately")
 
 
 def _cut(parameters: Mapping[str, Tensor], kept: List[int], number: int, shape: Dict[str, Any]) -> Dict[str, Tensor]:

@@ -189,10 +189,8 @@ class CollaborativeHeads(nn.Module):
         """
         implementation = self.config._attn_implementation or "eager"
         if implementation not in IMPLEMENTATIONS:
-            raise AttentionError(
-                f"collaborative heads need attn_implementation {' or '.join(IMPLEMENTATIONS)}; got "
-                f"{implementation}, which supports neither queries wider than values nor content scores"
-            )
+            supported = " or ".join(IMPLEMENTATIONS)
+            raise AttentionError(f"collaborative heads need attn_implementation {supported}; got {implementation}")
         source = encoder_hidden_states if key_value_states is None else key_value_states
         states = hidden_states if source is None else source
         entry = self.entry(states, past_key_values, from_source=source is not None)

@@ -128,7 +128,4 @@ def check_checkpoint(state: Dict[str, Any]) -> None:
         saved = {name.split(".")[2] for name in state["model"] if name.startswith(f"{side}.layers.")}
         layers = model.get(f"{side}_layers", 0)
         if layers > len(saved):
-            raise UserError(
-                f"model.{side}_layers must be at most {len(saved)}, the number of layers in the checkpoint; "
-                f"got {layers}"
-            )
+            raise UserError(f"model.{side}_layers must be at most {len(saved)}, as in the checkpoint; got {layers}")

@@ -161,9 +161,7 @@ def check_figure(path: Optional[PathLike]) -> None:
     if Path(path).suffix.lower() not in (".png", ".svg", ".pdf"):
         raise UserError(f"--figure must end in .png, .svg or .pdf; got {os.fspath(path)}")
     if find_spec("matplotlib") is None:
-        raise UserError(
-            "figures need matplotlib, which is not installed: install it, or this project with its extra `plots`"
-        )
+        raise UserError("figures need matplotlib: install it, or this project with its extra `plots`")
 
 
 def is_narrow(path: PathLike) -> bool:

@@ -288,9 +288,7 @@ def convert_folder(folder: PathLike, output_folder: PathLike, settings: Settings
         tokens = sum(int(batch["attention_mask"].sum()) for batch in batches)
         width = source.model.config.hidden_size
         if tokens < width:
-            raise UserError(
-                f"the calibration text must have at least {width} tokens, the width of the model; got {tokens}"
-            )
+            raise UserError(f"the calibration text must have at least {width} tokens (the model's width); got {tokens}")
         check_tokens(source.tokenizer, batches, os.fspath(settings.calibration))
         steps.begin("calibration", f"calibrating on {len(texts)} texts")
         calibrations = calibrate(source.model, shown(batches, "calibration", "batches"))

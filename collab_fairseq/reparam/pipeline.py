@@ -151,9 +151,7 @@ def convert_model(checkpoint: PathLike, output: PathLike, settings: Settings, co
     """
     check_writable(output)
     if os.path.exists(output) and os.path.exists(checkpoint) and os.path.samefile(output, checkpoint):
-        raise AttentionError(
-            f"the output must not be the source checkpoint, which it would overwrite; got {os.fspath(output)}"
-        )
+        raise AttentionError(f"the output must not be the source checkpoint; got {os.fspath(output)}")
     budget = allocation.parse_budget(settings.budget) if settings.budget else None
     began = time.perf_counter()
     trained = translation.load_model(

@@ -141,9 +141,7 @@ def decompose(
     """
     checked(source, "source")
     if not 1 <= rank <= source.rank:
-        raise AttentionError(
-            f"the shared key dimension must be between 1 and {source.rank}, that of the source; got {rank}"
-        )
+        raise AttentionError(f"the shared key dimension must be between 1 and {source.rank}; got {rank}")
     if sweeps < 1:
         raise AttentionError(f"sweeps must be positive; got {sweeps}")
     began = time.perf_counter()

@@ -178,10 +178,7 @@ class ChunkedLoss(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> Tuple[Optional[Tensor], ...]:
         # torch's once_differentiable would return a second derivative of zero if the incoming gradient is constant
         if torch.is_grad_enabled():
-            raise RuntimeError(
-                f"create_graph must be False with --criterion {CRITERION}, which has no second derivative; got True "
-                "(use label_smoothed_cross_entropy)"
-            )
+            raise RuntimeError(f"create_graph must be False with {CRITERION}: use label_smoothed_cross_entropy")
         features, weight, bias, target = ctx.saved_tensors
         gradients, ctx.gradients = ctx.gradients, None  # recomputed in a second backward pass (retain_graph)
         if gradients is not None:
@@ -284,10 +281,7 @@ def output_projection(model: nn.Module) -> nn.Linear:
         )
     decoder: Any = getattr(model, "decoder", None)
     if getattr(decoder, "adaptive_softmax", None) is not None:
-        raise UserError(
-            f"--criterion {CRITERION} needs an output layer over the complete vocabulary, but the model has an "
-            "adaptive softmax (--adaptive-softmax-cutoff), which needs --criterion adaptive_loss"
-        )
+        raise UserError(f"--criterion must be adaptive_loss with --adaptive-softmax-cutoff; got {CRITERION}")
     layer = linear_output(decoder)
     if layer is None:
         output = type(getattr(decoder, "output_projection", None)).__name__

@@ -97,10 +97,7 @@ class HeadLoop(torch.autograd.Function):
         # torch's once_differentiable is not enough: if the incoming gradient is a constant, as for a sum, it raises
         # no error and the second derivative is silently zero
         if torch.is_grad_enabled():
-            raise RuntimeError(
-                "the kernel head_loop has no second derivative; with create_graph=True use kernel='bmm' "
-                "(--attention-kernel bmm)"
-            )
+            raise RuntimeError("head_loop has no second derivative: use kernel='bmm' (--attention-kernel bmm)")
         *tensors, weights = ctx.saved_tensors
         input_gradients = backward(Inputs(*tensors), weights, gradients, ctx.scale, ctx.dropout)
         return (*input_gradients, None, None, None, None, None)  # mask, keep, scale, dropout, need_weights
