@@ -290,7 +290,7 @@ def convert_folder(folder: PathLike, output_folder: PathLike, settings: Settings
         if tokens < width:
             raise UserError(f"the calibration text must have at least {width} tokens (the model's width); got {tokens}")
         check_tokens(source.tokenizer, batches, os.fspath(settings.calibration))
-        steps.begin("calibration", f"calibrating on {len(texts)} texts")
+        steps.begin(f"calibrating on {len(texts)} texts")
         calibrations = calibrate(source.model, shown(batches, "calibration", "batches"))
     else:
         logger.warning("no --calibration: the fit is unweighted and loses more quality")
@@ -301,14 +301,14 @@ def convert_folder(folder: PathLike, output_folder: PathLike, settings: Settings
         tokens_of_texts = (tensor for batch in batches for _, tensor in sorted(batch.items()))
         depends = {"checkpoint": file_setting(folder), "text": digest(tokens_of_texts), "seed": settings.seed}
         kept = allocation.kept_divergences(output_folder, command, depends, settings.device)
-        steps.begin("divergences", allocation.announcement(len(origin), kept))
+        steps.begin(allocation.announcement(len(origin), kept))
         key_dims, divergences = _key_dims(source, calibrations, texts, budget, settings.seed, kept)
-    steps.begin("fit", f"fitting {len(origin)} layers")
+    steps.begin(f"fitting {len(origin)} layers")
     fits = fit_layers(origin, key_dims, calibrations, seed=settings.seed)
     converted: Any = with_scores(source.model, {name: fit.weights for name, fit in fits.items()})
     if settings.distill:
         rate = settings.distill_rate or RATE
-        steps.begin("distillation", f"distilling on {len(distill_texts)} texts")
+        steps.begin(f"distilling on {len(distill_texts)} texts")
         distillation = distill(source, converted, distill_texts, settings.distill, rate, settings.seed)
     seconds = time.perf_counter() - began
     with new_folder(output_folder) as work:
@@ -341,7 +341,7 @@ def convert_folder(folder: PathLike, output_folder: PathLike, settings: Settings
     record.parts["distillation"] = distillation
     record.parts["seconds"] = seconds
     if evaluation:
-        steps.begin("evaluation", f"evaluating on {len(evaluation[0])} texts")
+        steps.begin(f"evaluating on {len(evaluation[0])} texts")
     record.parts["evaluation"] = evaluate(source, converted, *evaluation) if evaluation else {}
     return record
 

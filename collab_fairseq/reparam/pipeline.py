@@ -71,17 +71,12 @@ class Steps:
     """Logs the steps of a conversion as they begin: `step 2 of 4: …`."""
 
     def __init__(self, settings: Settings) -> None:
-        wanted = {
-            "calibration": settings.calibration,
-            "divergences": settings.budget,
-            "fit": True,
-            "distillation": settings.distill,
-            "evaluation": settings.evaluate,
-        }
-        self._names = [name for name, is_wanted in wanted.items() if is_wanted]
+        optional = (settings.calibration, settings.budget, settings.distill, settings.evaluate)
+        self._begun, self._total = 0, 1 + sum(map(bool, optional))  # 1: the fit
 
-    def begin(self, name: str, what: str) -> None:
-        logger.info("step %d of %d: %s", self._names.index(name) + 1, len(self._names), what)
+    def begin(self, what: str) -> None:
+        self._begun += 1
+        logger.info("step %d of %d: %s", self._begun, self._total, what)
 
 
 class FittedModel(NamedTuple):
@@ -119,7 +114,7 @@ def fit_model(
     """
     origin = fairseq.scores_by_layer(trained, list(key_dims))
     if steps:
-        steps.begin("fit", f"fitting {len(origin)} layers")
+        steps.begin(f"fitting {len(origin)} layers")
     began = time.process_time()
     fits = fit_layers(origin, key_dims, calibrations, seed=seed)
     weights = {layer_id: fit.weights for layer_id, fit in fits.items()}
@@ -127,7 +122,7 @@ def fit_model(
     if distillation is None:
         return FittedModel(weights, fits, None, seconds)
     if steps:
-        steps.begin("distillation", f"distilling in {distillation['steps']} steps")
+        steps.begin(f"distilling in {distillation['steps']} steps")
     weights, measurements = distill(trained, weights, seed=seed, **distillation)
     return FittedModel(weights, fits, measurements, seconds + measurements["cpu_seconds"])
 
@@ -176,7 +171,7 @@ def convert_model(checkpoint: PathLike, output: PathLike, settings: Settings, co
     sample: Dict[str, Any] = {"max_tokens": settings.max_tokens}
     if settings.calibration:
         split, text = text_of(settings.calibration, trained, settings.max_tokens)
-        steps.begin("calibration", f"calibrating on {text['text']}")
+        steps.begin(f"calibrating on {text['text']}")
         calibrations = fairseq.calibrate(trained, split, layer_ids, sentences=text["sentences"], **sample)
         sample["sentences"] = min(_MEASURED, text["sentences"])
         if budget:
@@ -186,7 +181,7 @@ def convert_model(checkpoint: PathLike, output: PathLike, settings: Settings, co
                 **{"layers": layer_ids, "seed": settings.seed, **sample},
             }
             kept = allocation.kept_divergences(output, command, depends, settings.device)
-            steps.begin("divergences", allocation.announcement(len(layer_ids), kept))
+            steps.begin(allocation.announcement(len(layer_ids), kept))
             divergences = allocation.measure_divergences(
                 trained, layer_ids, split, calibrations, seed=settings.seed, part=kept.part, **sample
             )
@@ -219,7 +214,7 @@ def convert_model(checkpoint: PathLike, output: PathLike, settings: Settings, co
     if text:
         errors = fairseq.output_errors(trained, converted, split, layer_ids, **sample)
     if settings.evaluate:
-        steps.begin("evaluation", "evaluating on valid and the test splits")
+        steps.begin("evaluating on valid and the test splits")
         evaluation = _evaluate(trained, converted, settings)
 
     recorded = asdict(settings)
