@@ -28,11 +28,7 @@ class Score(NamedTuple):
 
 
 def metadata(card: Card, engine: str, name: str, scores: List[Score]) -> str:
-    """The block, with its enclosing lines.
-
-    Args:
-        engine: of the folder. name: of the model. scores: of the model.
-    """
+    """The block, with its enclosing lines; ``engine``: of the folder; ``name``, ``scores``: of the model."""
     fields: Dict[str, Any] = {
         "language": list(dict.fromkeys(base_language(lang) for lang in (card.source_lang, card.target_lang))),
         **_licence(card.licence),

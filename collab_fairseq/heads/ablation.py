@@ -68,11 +68,7 @@ def compare(system: Mapping[str, Any], baseline: Mapping[str, Any]) -> Dict[str,
 
 
 def heads_to_mask(counts: Mapping[str, int], mode: str, sites: Sequence[str] = SITES) -> Dict[str, Heads]:
-    """Head → heads to mask, for every head at the sites; ``only`` skips layers with a single head.
-
-    Args:
-        counts: layer_id → number of heads.
-    """
+    """Head → heads to mask, of layers with these ``counts`` of heads; ``only`` skips layers with a single head."""
     to_mask: Dict[str, Heads] = {}
     for layer_id, count in counts.items():
         if layer_id.split(".")[0] not in sites or (mode == "only" and count == 1):
@@ -197,8 +193,7 @@ def report(parts: Mapping[str, Any], splits: Sequence[str], mode: str) -> str:
 def draw(record: Mapping[str, Any], path: PathLike, model: str, compared: Sequence[Mapping[str, Any]] = ()) -> None:
     """Heat maps of the differences on the first test set; significant ones have a frame.
 
-    Args:
-        model: its name, for the title. compared: records whose figures use the same scales.
+    ``model``: its name, for the title; ``compared``: records whose figures use the same scales.
     """
     split = splits(record["parts"])[0]
     columns: List[Column] = []

@@ -244,10 +244,8 @@ def compare_answers(system: Mapping[str, Any], baseline: Mapping[str, Any]) -> D
     """``accuracy`` and ``difference`` to the baseline in %, and ``p_value`` of McNemar's exact test, two-sided.
 
     McNemar (1947), https://doi.org/10.1007/BF02295996: under the null hypothesis, an example that only one of the two
-    models classifies correctly is equally likely to be either model's.
-
-    Args:
-        system, baseline: results with ``right``, a string with 1 for every correct example and 0 for every other.
+    models classifies correctly is equally likely to be either model's. ``right`` is a string with 1 for every correct
+    example and 0 for every other.
     """
     stats = require("scipy.stats", "huggingface")
     pairs = list(zip(system["right"], baseline["right"], strict=True))

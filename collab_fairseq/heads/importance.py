@@ -127,11 +127,7 @@ def read(path: PathLike, ranking: str, checkpoint: PathLike) -> Dict[str, float]
 
 
 def report(result: Mapping[str, Any], available: int) -> str:
-    """Markdown table of all heads, the most important first, and the size of the text.
-
-    Args:
-        available: number of sentences of the split or file.
-    """
+    """Markdown table of all heads, the most important first, and how many of the ``available`` sentences were read."""
     heads = result["heads"]
     rows = [["head", "importance", "raw importance"]]
     for head in sorted(heads, key=lambda head: -heads[head]["normalised"]):

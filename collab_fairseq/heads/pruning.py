@@ -131,8 +131,7 @@ def report(parts: Mapping[str, Any], names: Sequence[str], splits: Sequence[str]
 def draw(record: Mapping[str, Any], path: PathLike, model: str, compared: Sequence[Mapping[str, Any]] = ()) -> None:
     """The score on each test set and the loss, against the percentage of heads pruned.
 
-    Args:
-        model: its name, for the title. compared: records whose figures use the same axes.
+    ``model``: its name, for the title; ``compared``: records whose figures use the same axes.
     """
     curves = pruning_points(record["parts"])
     all_curves = [points for other in (record, *compared) for points in pruning_points(other["parts"]).values()]
@@ -193,11 +192,9 @@ def _values(points: Points, split: Optional[str]) -> List[float]:
 
 
 def _label(name: str, by_importance: str) -> Optional[str]:
-    """Legend of a curve named ``encoder_cross``, ``checkpoint.pt/encoder_cross`` or ``random-1``; one for all random
-    orders.
+    """Legend of a curve named ``encoder_cross``, ``checkpoint.pt/encoder_cross`` or ``random-1``.
 
-    Args:
-        by_importance: end of the label of all heads.
+    One for all random orders; ``by_importance`` ends that of all heads.
     """
     checkpoint, _, group = name.rpartition("/")
     if group.startswith(RANDOM):

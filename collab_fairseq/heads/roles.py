@@ -91,8 +91,7 @@ class _Counts:
 def roles(trained: TrainedModel, split: str, **batching: Any) -> Dict[str, Dict[str, Any]]:
     """Head → ``confidence``; ``offset`` and its share ``positional`` (encoder and decoder); ``rare`` (encoder).
 
-    Args:
-        batching: options of :func:`collab_fairseq.translation.batches`.
+    For ``batching``, see :func:`collab_fairseq.translation.batches`.
     """
     ranks = frequency_ranks(trained)
     layers = attention_layers(trained.model)
@@ -138,11 +137,7 @@ def measure(
     max_tokens: int = 4000,
     sentences: Optional[int] = None,
 ) -> None:
-    """Add ``looks`` (:func:`roles`), ``syntax`` and ``relevance`` to the record.
-
-    Args:
-        parses: CoNLL-U of the first sentences; None: no syntax. relevance_sentences: 0: no relevance.
-    """
+    """Add ``looks`` (:func:`roles`) to the record, ``syntax`` if there are ``parses`` (CoNLL-U), and ``relevance``."""
     record.part("looks", lambda: roles(trained, split, max_tokens=max_tokens, sentences=sentences))
     if parses:
         record.part("syntax", lambda: syntax(trained, split, read_conllu(parses)[:sentences], max_tokens=max_tokens))
@@ -161,11 +156,7 @@ def by_head(parts: Mapping[str, Any]) -> Dict[str, Dict[str, Any]]:
 
 
 def report(parts: Mapping[str, Any], importance: Mapping[str, float]) -> str:
-    """Markdown table of all heads, and the size of the text.
-
-    Args:
-        importance: head → normalised importance; may be empty.
-    """
+    """Markdown table of all heads, with their normalised importance, and the size of the text."""
     rows = [["head", "confidence", "offset", "rare words", "relevance", "importance", "role"]]
     heads = by_head(parts)
     for head in sorted(heads, key=model_order):

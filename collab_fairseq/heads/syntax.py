@@ -97,11 +97,7 @@ def _normalise(text: str) -> str:
 
 
 def align(sentence: Sentence, pieces: Sequence[str]) -> Optional[List[List[int]]]:
-    """Positions of the subwords of every word; None if the texts differ.
-
-    Args:
-        pieces: SentencePiece (``▁``) or BPE (``@@``) subwords without </s>.
-    """
+    """Positions of each word's subwords among SentencePiece (``▁``) or BPE (``@@``) units; None if the texts differ."""
     texts = [_normalise(piece.replace("▁", "").removesuffix("@@")) for piece in pieces]
     units = [(_normalise(form), members) for form, members in sentence.units]
     if "".join(texts) != "".join(form for form, _ in units):

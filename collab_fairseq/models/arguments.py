@@ -34,10 +34,8 @@ _INHERITED = (
 def flatten(cfg: DictConfig, others: bool = False) -> None:
     """Give the nested settings of a Hydra model config fairseq's flat names, in place.
 
-    ``encoder: {layers: 2}`` becomes ``encoder_layers: 2``, the form that presets and checkpoints use.
-
-    Args:
-        others: allow settings that ``transformer_collab`` does not have.
+    ``encoder: {layers: 2}`` becomes ``encoder_layers: 2``, the form that presets and checkpoints use. ``others`` allows
+    settings that ``transformer_collab`` does not have.
     """
     OmegaConf.resolve(cfg)
     settings = flat(OmegaConf.to_container(cfg))

@@ -105,12 +105,9 @@ def _check_heads(cfg: TransformerCollabConfig) -> None:
 
 
 def check_checkpoint(state: Dict[str, Any]) -> None:
-    """Raise UserError for invalid or missing settings, or missing layers, in a checkpoint.
+    """Raise UserError for invalid or missing settings, or missing layers, in a checkpoint of ``transformer_collab``.
 
     fairseq itself checks the settings of task and criterion.
-
-    Args:
-        state: from :func:`.as_transformer_collab`.
     """
     sections: Any = {name: state["cfg"].get(name) for name in ("task", "criterion", "dataset")}
     if isinstance(sections["criterion"], Namespace):  # a criterion without a dataclass

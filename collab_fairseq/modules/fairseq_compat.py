@@ -88,10 +88,8 @@ def _cfg_from_args(args: Any) -> Any:
 def drop_training_state(state: Dict[str, Any], **notes: Any) -> None:
     """Remove the optimizer state, epoch, best loss and meters of a checkpoint whose parameters were changed, in place.
 
-    fairseq-train can start from the result with ``--finetune-from-model`` or ``--restore-file``.
-
-    Args:
-        notes: saved under ``extra_state``.
+    fairseq-train can start from the result with ``--finetune-from-model`` or ``--restore-file``. ``notes`` are saved
+    under ``extra_state``.
     """
     iterator = {"version": 2, "epoch": 1, "iterations_in_epoch": 0, "shuffle": True}
     state.update(last_optimizer_state=None, extra_state={"train_iterator": iterator, **notes})

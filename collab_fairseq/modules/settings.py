@@ -37,11 +37,7 @@ def flat(model: Any) -> Dict[str, Any]:
 
 
 def parse_shapes(shapes: Optional[Mapping[str, Mapping[str, Any]]]) -> Dict[str, Dict[str, Any]]:
-    """Check the setting ``attention_shapes``, and drop properties that are None.
-
-    Args:
-        shapes: layer ID (``cross.3``) → properties from :data:`.LAYER_SETTINGS`.
-    """
+    """Check ``attention_shapes``, layer ID (``cross.3``) → :data:`.LAYER_SETTINGS`; drop properties that are None."""
     if shapes is None:
         return {}
     check_type("attention_shapes", Dict, shapes)

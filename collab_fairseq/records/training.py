@@ -55,11 +55,7 @@ def config_of(state: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def read_usage(usage: Path) -> List[Dict[str, Any]]:
-    """The measurements of each part of a run, from one start to the next: at least one, empty if they are lost.
-
-    Args:
-        usage: JSON lines of the runner, see `make_record`.
-    """
+    """The measurements of each part of a run, from one start to the next: at least one, empty if they are lost."""
     parts: List[Dict[str, Any]] = []
     lines = usage.read_text(encoding="utf-8", errors="replace").splitlines() if usage.exists() else []
     for line in lines:

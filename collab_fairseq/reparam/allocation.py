@@ -161,10 +161,7 @@ def announcement(layers: int, kept: Record) -> str:
 def kept_divergences(output: PathLike, command: str, settings: Dict[str, Any], device: Any) -> Record:
     """The record next to the output in which an interrupted conversion keeps its divergences; empty if there is none.
 
-    A record with other settings or versions, or a damaged one, is not used and will be replaced.
-
-    Args:
-        settings: what the divergences depend on.
+    A damaged record, or one with other versions or ``settings`` (what the divergences depend on), will be replaced.
     """
     path = f"{os.fspath(output).rstrip(os.sep)}.divergences.json"
     try:
@@ -227,11 +224,7 @@ def allocate_ranks(divergences_by_layer: Mapping[str, DivergenceByRank], budget:
 
 
 def check_budget(ranks: Mapping[str, int], budget: float) -> None:
-    """Raise an error, before anything is measured, if the budget is too small or too large for these layers.
-
-    Args:
-        ranks: layer → key dimension.
-    """
+    """Raise an error, before anything is measured, if the budget is too small or too large for these key dimensions."""
     mean = sum(ranks.values()) / len(ranks)
     if budget > mean:
         raise AttentionError(f"the budget is too large: it must be at most mean:{mean:g}; got mean:{budget:g}")

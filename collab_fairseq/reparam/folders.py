@@ -201,8 +201,7 @@ class Examples(NamedTuple):
 def metrics(results: Tensor, examples: Examples, is_encoder: bool) -> Dict[str, float]:
     """100 × Spearman's correlation of an encoder's cosine similarities with the labels, or a classifier's metrics.
 
-    Args:
-        results: embeddings of both texts of each pair in turn, (2 N, E), or logits, (N, C).
+    ``results`` are embeddings of both texts of each pair in turn, (2 N, E), or logits, (N, C).
     """
     from scipy.stats import pearsonr, spearmanr
     from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef

@@ -210,11 +210,7 @@ class Iterate(NamedTuple):
         return HeadFactors(self.query @ source.query, self.key @ source.key, self.mixing)
 
     def balanced(self, query_squares: Tensor) -> "Iterate":
-        """The same heads, with equal norms of the three vectors of each component; see :class:`.HeadFactors`.
-
-        Args:
-            query_squares: squared norms of the columns of A, (R).
-        """
+        """As :meth:`.HeadFactors.balanced`; ``query_squares``: squared norms of the columns of A, (R)."""
         squares = (query_squares, (self.key * self.key_products).sum(1), self.mixing.square().sum(0))
         norms = [square.clamp(min=0).sqrt() for square in squares]
         mean = (norms[0] * norms[1] * norms[2]) ** (1 / 3)

@@ -106,11 +106,7 @@ def resamples(sentences: int, samples: int = SAMPLES, seed: int = SEED) -> numpy
 
 
 def bootstrap_interval(statistics: Any, score: Score) -> Tuple[float, float]:
-    """95 % interval of one system's score over the sentences: percentiles of its scores on the resamples.
-
-    Args:
-        statistics: (S, K) of S sentences. score: maps N rows of sums (N, K) to their scores (N).
-    """
+    """95 % interval of a score over S sentences, from their statistics (S, K): percentiles of the resamples."""
     rows = numpy.asarray(statistics, dtype=float)
     low, high = numpy.percentile(score(resamples(len(rows)) @ rows), (2.5, 97.5))
     return float(low), float(high)

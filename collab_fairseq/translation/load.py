@@ -44,10 +44,9 @@ class TrainedModel:
     seed: int
 
     def check_logits(self, purpose: str) -> None:
-        """Raise UserError if the decoder returns features instead of logits, as with an adaptive softmax.
+        """Raise UserError if the decoder returns no logits but features, as with an adaptive softmax.
 
-        Args:
-            purpose: what needs logits, and the remedy, for the message.
+        ``purpose``: what needs logits, and the remedy.
         """
         model: Any = self.model
         if model.decoder.adaptive_softmax is not None:

@@ -142,11 +142,7 @@ def read_card(folder: PathLike) -> Card:
 
 
 class Tokenizer:
-    """Splits lines into a model's tokens, and joins its tokens to lines.
-
-    Args:
-        folder: of the card and the subword model.
-    """
+    """Splits lines into a model's tokens, and joins its tokens to lines; ``folder``: of the card and subword model."""
 
     def __init__(self, folder: PathLike, card: Card) -> None:
         self.card = card
