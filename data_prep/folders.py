@@ -1,41 +1,24 @@
 """Output folders of data preparation: one process at a time writes them, and they record their origin and checksums."""
 
 import contextlib
-import fcntl
 import os
 from pathlib import Path
 from typing import Callable, Iterator
 
 from fairseq_modern.errors import UserError
-from fairseq_modern.files import CHECKSUMS, NO_LOCKS, damaged_files, sha256
+from fairseq_modern.files import CHECKSUMS, acquire_lock, damaged_files, sha256
 
 
 @contextlib.contextmanager
 def output_lock(output: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Allow one preparation of an output at a time; the system releases the lock of a killed process.
-
-    Unlike those of filelock, the lock file is removed at the end: a failed preparation leaves nothing. On a file system
-    without locks, nothing is locked.
-    """
-    path = f"{output}.lock"
-    while True:
-        with open(path, "w") as file:
-            with contextlib.suppress(OSError):  # of another user
-                os.fchmod(file.fileno(), 0o666)
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                if error.errno not in NO_LOCKS:
-                    on_wait()
-                    fcntl.lockf(file, fcntl.LOCK_EX)
-            if not os.path.exists(path) or not os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
-                continue  # the previous holder has removed the file
-            try:
-                yield
-            finally:
-                with contextlib.suppress(FileNotFoundError):  # removed by another process that had no lock either
-                    os.unlink(path)
-            return
+    """Allow one preparation of an output at a time. The lock file is removed: a failed preparation leaves nothing."""
+    lock = acquire_lock(f"{output}.lock", on_wait, timeout=-1)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(FileNotFoundError):  # removed by another process, on a file system without locks
+            os.unlink(lock.lock_file)  # while it is locked: waiting processes notice it
+        lock.release()
 
 
 def is_complete(output: Path, matches: Callable[[Path], bool], force: bool) -> bool:

@@ -169,10 +169,12 @@ def _remove(path: str) -> None:
         os.remove(path)
 
 
-def acquire_lock(path: str, on_wait: Callable[[], None]) -> "filelock.BaseFileLock":
+def acquire_lock(path: str, on_wait: Callable[[], None], timeout: Optional[float] = None) -> "filelock.BaseFileLock":
     """Lock a file until `release` is called or this process ends. On a file system without locks, do nothing.
 
-    Call `on_wait` if another process holds the lock, and raise TimeoutError if it still does after a minute.
+    Args:
+        on_wait: called if another process holds the lock.
+        timeout: seconds to wait before TimeoutError is raised (default: LOCK_TIMEOUT; -1: no limit).
     """
     import filelock  # here, so that importing this module needs only the standard library
 
@@ -181,7 +183,7 @@ def acquire_lock(path: str, on_wait: Callable[[], None]) -> "filelock.BaseFileLo
         lock.acquire(timeout=0)
     except filelock.Timeout:
         on_wait()
-        lock.acquire(timeout=LOCK_TIMEOUT, poll_interval=0.2)
+        lock.acquire(timeout=LOCK_TIMEOUT if timeout is None else timeout, poll_interval=0.2)
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
