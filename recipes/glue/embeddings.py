@@ -10,6 +10,7 @@ models, a record per conversion, `speed.json` and table.md. The same command res
 """
 
 import argparse
+import itertools
 import logging
 import random
 import shutil
@@ -18,14 +19,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
 
-try:
-    import torch
-
-    from collab_fairseq.reparam.folders import Source, convert_folder
-    from recipes.glue.table import existing
-    from recipes.glue.tasks import TASKS, read
-except ImportError as error:
-    sys.exit(f"recipes/glue/embeddings.py: error: {error}; pip install 'collab_fairseq[huggingface,plots]'")
+import torch
 
 from collab_fairseq.checkpoints import file_setting, sha256
 from collab_fairseq.cli.main import guarded
@@ -33,11 +27,15 @@ from collab_fairseq.cli.options import command
 from collab_fairseq.files import write_json, write_text
 from collab_fairseq.records import pages
 from collab_fairseq.records.record import Record, load
+from collab_fairseq.reparam.folders import Source, convert_folder
 from collab_fairseq.reparam.pipeline import Settings
+from data_prep.interpreter import ROOT
 from fairseq_modern.errors import UserError
+from recipes.glue.table import existing
+from recipes.glue.tasks import TASKS, read
 
 logger = logging.getLogger("embeddings")
-ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = "python -m recipes.glue.embeddings"
 METHODS = ("unweighted", "calibrated", "distilled")
 CALIBRATION, SST2 = 256, 10_000
 #: tokens per text, and texts per batch, of the measurement of speed
@@ -123,6 +121,44 @@ def table(conversions: Dict[str, Dict[str, Any]], speed: Dict[str, Any]) -> str:
     return f"{text}\n{pages.table(rows, numbers=True)}\n\n{note}\n"
 
 
+def convert(args: argparse.Namespace, method: str, key_dim: str, data: Dict[str, str]) -> Dict[str, Any]:
+    """The parts of the record of a conversion, which is made if the record is missing."""
+    name = f"{method}-{key_dim}"
+    path = args.output / f"{name}.json"
+    settings = Settings(
+        key_dim=int(key_dim),
+        calibration=None if method == "unweighted" else str(args.output / "calibration.txt"),
+        distill=args.steps if method == "distilled" else None,
+        distill_text=str(args.output / "unlabelled.txt") if method == "distilled" else None,
+        evaluate=str(args.data / "stsb"),
+        seed=args.seed,
+    )
+    if not path.is_file():
+        shutil.rmtree(args.output / name, ignore_errors=True)  # interrupted between model and record
+        content = convert_folder(args.model, args.output / name, settings, command(PROGRAM)).content
+        content.update(name=f"embeddings-{name}", settings={**content["settings"], "data": data})
+        write_json(content, path)
+    record = load(path, "conversion", f"embeddings-{name}")
+    wanted = {"distill": settings.distill, "seed": args.seed, "data": data, "checkpoint": file_setting(args.model)}
+    for key, value in wanted.items():
+        if record["settings"][key] != value:
+            raise UserError(f"{path} was made with another {key}: choose another --output")
+    return dict(record["parts"])
+
+
+def measure_speed(args: argparse.Namespace) -> Dict[str, Any]:
+    """The parts of the record of the speed of the source and of the calibrated models."""
+    torch.set_num_threads(1)
+    folders = {"source": args.model, **{n: args.output / f"calibrated-{n}" for n in args.key_dims.split(",")}}
+    models = {name: Source.load(folder, "cpu").model for name, folder in folders.items()}
+    settings = {"model": file_setting(args.model), "batch": BATCH, "repeats": REPEATS}
+    path = args.output / "speed.json"
+    record = Record("study", "embeddings-speed", command(PROGRAM), settings, path, fixed=("hardware",))
+    record.part("bytes", lambda: {n: (Path(f) / "model.safetensors").stat().st_size for n, f in folders.items()})
+    record.part("rates", lambda: {str(length): sentences_per_second(models, length) for length in LENGTHS})
+    return record.parts
+
+
 def markdown(arguments: Sequence[str], folder: str = ".") -> str:
     """Measure what is missing in --output, if there is a --model; returns the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -143,58 +179,14 @@ def markdown(arguments: Sequence[str], folder: str = ".") -> str:
         return table_of(existing(args.records))
     args.output.mkdir(parents=True, exist_ok=True)
     data = write_texts(args.data, args.output)
+    wanted = list(itertools.product(args.key_dims.split(","), args.methods.split(",")))
     conversions: Dict[str, Dict[str, Any]] = {}
-    key_dims, methods = args.key_dims.split(","), args.methods.split(",")
-    for key_dim in key_dims:
-        for method in methods:
-            name = f"{method}-{key_dim}"
-            logger.info("%d of %d: %s", len(conversions) + 1, len(key_dims) * len(methods), name)
-            path = args.output / f"{name}.json"
-            settings = Settings(
-                key_dim=int(key_dim),
-                calibration=None if method == "unweighted" else str(args.output / "calibration.txt"),
-                distill=args.steps if method == "distilled" else None,
-                distill_text=str(args.output / "unlabelled.txt") if method == "distilled" else None,
-                evaluate=str(args.data / "stsb"),
-                seed=args.seed,
-            )
-            if not path.is_file():
-                shutil.rmtree(args.output / name, ignore_errors=True)  # interrupted between model and record
-                line = command("python -m recipes.glue.embeddings")
-                content = convert_folder(args.model, args.output / name, settings, line).content
-                content.update(name=f"embeddings-{name}", settings={**content["settings"], "data": data})
-                write_json(content, path)
-            record = load(path, "conversion", f"embeddings-{name}")
-            wanted = {
-                "distill": settings.distill,
-                "seed": args.seed,
-                "data": data,
-                "checkpoint": file_setting(args.model),
-            }
-            for key, value in wanted.items():
-                if record["settings"][key] != value:
-                    raise UserError(f"{path} was made with another {key}: choose another --output")
-            conversions[f"{method}/{key_dim}"] = record["parts"]
-    speed: Dict[str, Any] = {}
-    if not args.no_speed:
-        path = args.output / "speed.json"
-        torch.set_num_threads(1)
-        folders = {"source": args.model, **{n: args.output / f"calibrated-{n}" for n in args.key_dims.split(",")}}
-        models = {name: Source.load(folder, "cpu").model for name, folder in folders.items()}
-        settings_ = {"model": file_setting(args.model), "batch": BATCH, "repeats": REPEATS}
-        record_ = Record(
-            "study",
-            "embeddings-speed",
-            command("python -m recipes.glue.embeddings"),
-            settings_,
-            path,
-            fixed=("hardware",),
-        )
-        record_.part("bytes", lambda: {n: (Path(f) / "model.safetensors").stat().st_size for n, f in folders.items()})
-        record_.part("rates", lambda: {str(length): sentences_per_second(models, length) for length in LENGTHS})
-        speed = record_.parts
-    write_text(table(conversions, speed), args.output / "table.md")
-    return table(conversions, speed)
+    for number, (key_dim, method) in enumerate(wanted, 1):
+        logger.info("%d of %d: %s-%s", number, len(wanted), method, key_dim)
+        conversions[f"{method}/{key_dim}"] = convert(args, method, key_dim, data)
+    text = table(conversions, {} if args.no_speed else measure_speed(args))
+    write_text(text, args.output / "table.md")
+    return text
 
 
 if __name__ == "__main__":

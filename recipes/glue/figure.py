@@ -52,10 +52,7 @@ SCORES = {
 
 
 def draw(study: Study, path: PathLike) -> None:
-    """One panel per task: medians over the seeds, with the range as bars.
-
-    Args:
-        path: a .svg, .png or .pdf file.
+    """One panel per task: medians over the seeds, with the range as bars; a .svg, .png or .pdf file.
 
     Raises:
         UserError: no task has scores of a converted model.

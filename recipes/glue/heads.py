@@ -10,7 +10,7 @@ import argparse
 import statistics
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Sequence
 
 from collab_fairseq.cli.main import guarded
 from collab_fairseq.heads import ablation, pruning, redundancy
@@ -70,11 +70,11 @@ def prunings(records: Mapping[str, Mapping[str, Any]]) -> str:
     return f"{pages.table([header, *cells.values()], numbers=True)}\n\n{note}\n"
 
 
-def redundancies(records: Mapping[str, Mapping[str, Any]]) -> str:
-    return "\n".join(redundancy.report(parts) for parts in records.values())
-
-
-TABLES = {"ablate": ablations, "prune": prunings, "redundancy": redundancies}
+TABLES: Dict[str, Callable[[Mapping[str, Mapping[str, Any]]], str]] = {
+    "ablate": ablations,
+    "prune": prunings,
+    "redundancy": lambda records: "\n".join(map(redundancy.report, records.values())),
+}
 
 
 def _signed(value: float) -> str:

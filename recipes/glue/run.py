@@ -14,36 +14,32 @@ import logging
 import re
 import shutil
 import sys
-import time
 import warnings
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
-try:
-    import numpy as np
-    import torch
-    import transformers
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer
+import numpy as np
+import torch
+import transformers
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer
 
-    import collab_fairseq.reparam.huggingface as hf
-    from recipes.glue.paper import PAPER
-    from recipes.glue.table import CONSTANT, STANDARD, numbers, table
-    from recipes.glue.tasks import GLUE, TASKS, fetch, read, rehearsal
-except ImportError as error:
-    sys.exit(f"recipes/glue/run.py: error: {error}; pip install 'collab_fairseq[huggingface,plots]'")
-
+import collab_fairseq.reparam.huggingface as hf
 from collab_fairseq.checkpoints import file_setting, sha256
 from collab_fairseq.cli.main import guarded
 from collab_fairseq.cli.options import command
 from collab_fairseq.files import write_text
 from collab_fairseq.huggingface import check_tokens
+from collab_fairseq.progress import Progress
 from collab_fairseq.records.record import Record
+from data_prep.interpreter import ROOT
+from recipes.glue.paper import PAPER
+from recipes.glue.table import CONSTANT, STANDARD, numbers, table
+from recipes.glue.tasks import GLUE, TASKS, fetch, read, rehearsal
 
 logger = logging.getLogger("glue")
-ROOT = Path(__file__).resolve().parents[2]
 #: number of training examples in which unknown tokens are counted
 UNKNOWN_SAMPLE = 1000
-#: updates between two lines of progress
+#: updates between two measurements of the loss
 LOGGING_STEPS = 20
 
 
@@ -76,14 +72,8 @@ class Study:
             weights=file_setting(args.model) if Path(args.model).is_dir() else args.model,
             data={file.name: sha256(file) for file in sorted(data.glob("*.jsonl"))},
         )
-        self.record = Record(
-            "study",
-            f"glue-{model_name}-{name}-s{args.seed}",
-            command("python -m recipes.glue.run"),
-            settings,
-            folder / "record.json",
-            device=self.device,
-        )
+        line, title = command("python -m recipes.glue.run"), f"glue-{model_name}-{name}-s{args.seed}"
+        self.record = Record("study", title, line, settings, folder / "record.json", device=self.device)
         self.record.save()  # so that an interrupted stage resumes with the same settings only
 
     def stage(self, name: str) -> None:
@@ -178,24 +168,26 @@ class Study:
         options._n_gpu = min(1, options.n_gpu)  # the Trainer would multiply the batch by the number of GPUs
         trainer = Trainer(model=model, args=options, train_dataset=self.splits["train"], data_collator=self.batch)
         trainer.remove_callback(transformers.PrinterCallback)
-        trainer.add_callback(Progress(f"{self.name}/{stage}"))
+        trainer.add_callback(ShowProgress(f"{self.name}/{stage}"))
         return trainer
 
 
-class Progress(transformers.TrainerCallback):
-    """Logs step, loss and remaining time."""
+class ShowProgress(transformers.TrainerCallback):
+    """Shows steps and loss of a training run."""
 
-    def __init__(self, name: str) -> None:
-        self.name, self.began, self.first = name, 0.0, 0
+    def __init__(self, title: str) -> None:
+        self.title = title
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.began, self.first = time.monotonic(), state.global_step
+        self.progress = Progress(self.title, state.max_steps, "steps", done=state.global_step, logger=logger)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if logs and "loss" in logs:
-            step, total, loss = state.global_step, state.max_steps, float(logs["loss"])
-            left = (time.monotonic() - self.began) / (step - self.first) * (total - step) / 60
-            logger.info("%s: step %d of %d, loss %.3f, %.1f min left", self.name, step, total, loss, left)
+            self.progress.set(state.global_step, f"loss {float(logs['loss']):.3f}")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.progress.set(state.global_step)
+        self.progress.close()
 
 
 def scored(metrics: Dict[str, Dict[str, float]]) -> Dict[str, Any]:
@@ -232,12 +224,8 @@ def main() -> None:
     add("--calibration", type=int, default=256, help="calibration sentences; 0: none (default: %(default)s)")
     add("--discard", action="store_true", help="keep the standard models only; the record keeps all scores")
     add("--sentences", type=int, default=4000, help="training sentences of the rehearsal (default: %(default)s)")
-    add(
-        "--device",
-        choices=("auto", "cpu"),
-        default="auto",
-        help="auto (a GPU if available) or cpu (default: %(default)s)",
-    )
+    text = "auto (a GPU if available) or cpu (default: %(default)s)"
+    add("--device", choices=("auto", "cpu"), default="auto", help=text)
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="glue: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -22,11 +22,11 @@ from typing import Any, Dict, List
 
 from collab_fairseq.cli.main import guarded
 from collab_fairseq.files import write_bytes
+from data_prep.interpreter import ROOT
 from fairseq_modern.errors import UserError
 from recipes.glue.tasks import GLUE
 
 logger = logging.getLogger("sequence")
-ROOT = Path(__file__).resolve().parents[2]
 #: tasks whose models the head analyses use, as in Michel et al. (2019); with the first seed
 ANALYSED = ("mrpc", "cola")
 #: steps that measure time
@@ -47,14 +47,8 @@ def steps(args: argparse.Namespace) -> Dict[str, List[str]]:
         for task in tasks:
             options = ["--tasks", task, "--key-dims", args.key_dims, "--seed", seed, "--discard", "--device", "cpu"]
             options += ["--epochs", args.epochs] if args.epochs else []
-            found[f"{task}-s{seed}"] = [
-                *module,
-                "recipes.glue.run",
-                *model,
-                *options,
-                "--output",
-                folder / f"seed{seed}",
-            ]
+            options += ["--output", folder / f"seed{seed}"]
+            found[f"{task}-s{seed}"] = [*module, "recipes.glue.run", *model, *options]
 
     tune(first)
     for task in [task for task in ANALYSED if task in tasks]:

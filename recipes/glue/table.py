@@ -230,14 +230,6 @@ def numbers(text: str) -> List[int]:
     return [int(part) for part in text.split(",")]
 
 
-def add_grid(parser: argparse.ArgumentParser) -> None:
-    """--tasks, --seeds and --key-dims of the whole study."""
-    add = parser.add_argument
-    add("--tasks", type=lambda text: text.split(","), default=[], metavar="NAME,…", help="tasks of the study")
-    add("--seeds", type=numbers, default=[], metavar="N,…", help="seeds of the study")
-    add("--key-dims", type=numbers, default=[], metavar="N,…", help="key dimensions of the study")
-
-
 def existing(records: Sequence[Path]) -> List[Path]:
     """Without patterns that match nothing, which shells and pages leave as they are."""
     return [path for path in records if path.exists() or not set("*?[") & set(path.name)]
@@ -246,8 +238,11 @@ def existing(records: Sequence[Path]) -> List[Path]:
 def markdown(arguments: Sequence[str], folder: str = ".") -> str:
     """The tables that the command prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("records", nargs="*", type=Path, metavar="RECORD", help="record.json of run.py")
-    add_grid(parser)
+    add = parser.add_argument
+    add("records", nargs="*", type=Path, metavar="RECORD", help="record.json of run.py")
+    add("--tasks", type=lambda text: text.split(","), default=[], metavar="NAME,…", help="tasks of the study")
+    add("--seeds", type=numbers, default=[], metavar="N,…", help="seeds of the study")
+    add("--key-dims", type=numbers, default=[], metavar="N,…", help="key dimensions of the study")
     args = parser.parse_args(arguments)
     grid = Grid(args.tasks, args.seeds, args.key_dims)
     return table([load(path, "study") for path in existing(args.records)], grid)

@@ -20,30 +20,23 @@ from collab_fairseq.cli.main import guarded
 from collab_fairseq.cli.options import command
 from collab_fairseq.records import pages
 from collab_fairseq.records.record import Record, load
+from data_prep.interpreter import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 WIDTH, HEADS, RANK = 768, 12, 256
 PROGRAM = f"""
 import json, sys, time, torch
-from collab_fairseq.attention.factors import HeadFactors, ScoreWeights, relative_error, standard_heads
+from collab_fairseq.attention.factors import ScoreWeights, relative_error, standard_heads
 from collab_fairseq.reparam import fit_layers
 torch.manual_seed(0)
 method, layers, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 torch.set_num_threads(threads)
 heads = [standard_heads(*(0.02 * torch.randn({WIDTH}, {WIDTH}) for _ in "qk"), {HEADS}) for _ in range(layers)]
 if method == "parafac":
-    import tensorly
-    from tensorly.decomposition import parafac
-    tensorly.set_backend("pytorch")
+    import tensorly.decomposition
+    from recipes.reparam.study import parafac
 began = time.perf_counter()
 if method == "parafac":
-    errors = []
-    for each in heads:
-        dense = torch.einsum("hk,kd,ke->hde", each.mixing, each.query, each.key)
-        sizes, (mixing, query, key) = parafac(
-            dense, {RANK}, n_iter_max=100, init="random", tol=1e-6, random_state=1
-        )
-        errors.append(relative_error(each, HeadFactors(query.T, key.T, mixing * sizes)))
+    errors = [relative_error(each, parafac(each, {RANK}, 1)) for each in heads]
 else:
     sources = {{str(n): ScoreWeights(each, 0.125) for n, each in enumerate(heads)}}
     errors = [fit.error for fit in fit_layers(sources, {RANK}, progress=lambda *_: None, seed=1).values()]

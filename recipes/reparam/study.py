@@ -97,15 +97,9 @@ class Study:
         self.layer_ids = layer_ids(self.trained)
         self.origin = scores_by_layer(self.trained, self.layer_ids)
         translation.check_test_splits(self.trained, dict(args.reference))  # raises an error if a file is missing
-        self.record = Record(
-            "study",
-            args.name,
-            command("recipes/reparam/run.sh"),
-            self.settings(),
-            output / f"{args.name}.json",
-            threads=args.threads,
-            repository=Path(__file__).parent,
-        )
+        line, file = command("recipes/reparam/run.sh"), output / f"{args.name}.json"
+        about: Dict[str, Any] = {"threads": args.threads, "repository": Path(__file__).parent}
+        self.record = Record("study", args.name, line, self.settings(), file, **about)
         self.fit_parafac = functools.cache(self._fit_parafac)  # paper and authors share the factors
 
     def settings(self) -> Dict[str, Any]:

@@ -308,7 +308,7 @@ def test_killed_rehearsal_resumes_to_the_same_result_without_internet(tmp_path, 
     assert "toy/standard: resuming from checkpoint-10" in done.stderr
     assert rehearse(tmp_path / "whole") == done.stdout
     assert "| converted and tuned | 16 (1/4) |" in done.stdout
-    assert "toy/standard: step 20 of 20, loss " in done.stderr
+    assert "toy/standard: 20 of 20 steps, loss " in done.stderr
     resumed, whole = (json.loads((tmp_path / n / "toy" / "record.json").read_text()) for n in ("killed", "whole"))
     assert resumed["parts"] == whole["parts"]
     standard, converted, tuned = (whole["parts"][stage] for stage in ("standard", "converted/16", "tuned/16"))
