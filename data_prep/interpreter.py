@@ -4,6 +4,7 @@ Any interpreter can start them, since this module and the `__main__` modules nee
 recipes/NAME/run.sh take $PYTHON, or the first `python` or `python3` on PATH. Then --python PROGRAM selects another one.
 """
 
+import argparse
 import os
 import shutil
 import sys
@@ -22,18 +23,12 @@ def select(module: str, argv: List[str]) -> List[str]:
     Returns:
         The arguments without this option.
     """
-    words, python = [], PYTHON
-    arguments = iter(argv)
-    for word in arguments:
-        if word == "--python":
-            python = next(arguments, "")
-        elif word.startswith("--python="):
-            python = word.partition("=")[2]
-        else:
-            words.append(word)
-    program = shutil.which(python)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--python", default=PYTHON)
+    selected, words = parser.parse_known_args(argv)
+    program = shutil.which(selected.python)
     if not program:
-        sys.stderr.write(f"error: --python must be an interpreter; got '{python}'\n")
+        sys.stderr.write(f"error: --python must be an interpreter; got '{selected.python}'\n")
         sys.exit(2)
     os.environ["PYTHON"] = os.path.abspath(program)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))

@@ -59,11 +59,7 @@ def encode(model: Path, source: Path, target: Path) -> None:
 
 
 def check_held_out(pieces: Path, raw: Path) -> None:
-    """Raise ValueError for a validation or test sentence that is too long for fairseq's transformer.
-
-    Args:
-        pieces, raw: the same sentences in pieces and as text.
-    """
+    """Raise ValueError for a validation or test sentence, in pieces and as text, that is too long for a transformer."""
     with open(pieces, encoding="utf-8", newline="\n") as lines, open(raw, encoding="utf-8", newline="\n") as texts:
         for line, text in zip(lines, texts, strict=True):
             length = len(line.split())
@@ -88,27 +84,22 @@ def clean(
     Returns:
         The numbers of pairs: ``kept``, ``held out`` (with `every`) and ``left out``.
     """
-    left_out = 0
-    written = {"kept": 0}
-    if every:
-        written["held out"] = 0
+    counts = dict.fromkeys(("kept", *(["held out"] if every else []), "left out"), 0)
     with ExitStack() as stack:
 
         def open_sides(prefix: Path, mode: str) -> Sequence[Any]:
             names = [f"{prefix}.{lang}" for lang in langs]
             return [stack.enter_context(open(name, mode, encoding="utf-8", newline="\n")) for name in names]
 
-        texts = open_sides(source, "r")
-        outputs = {"kept": open_sides(kept, "w")}
+        texts, outputs = open_sides(source, "r"), {"kept": open_sides(kept, "w")}
         if every:
             outputs["held out"] = open_sides(held_out, "w")
         for number, pair in enumerate(zip(*texts, strict=True), start=1):
             shorter, longer = sorted(len(line.split()) for line in pair)
+            part = "held out" if every and number % every == 0 else "kept"
             if shorter < 1 or longer > longest or longer > ratio * shorter:
-                left_out += 1
-                continue
-            destination = "held out" if every and number % every == 0 else "kept"
-            written[destination] += 1
-            for line, file in zip(pair, outputs[destination], strict=True):
+                part = "left out"
+            counts[part] += 1
+            for line, file in zip(pair, outputs.get(part, ()), strict=False):
                 file.write(line)
-    return {**written, "left out": left_out}
+    return counts

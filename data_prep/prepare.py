@@ -49,9 +49,6 @@ class Preparation:
             raise UserError("--vocab-size and --spm are mutually exclusive: the SentencePiece model has its vocabulary")
         if args.dict and not args.spm:
             raise UserError("--dict needs the SentencePiece model that goes with it (--spm)")
-        for file in (args.spm, args.dict):
-            if file and not file.is_file():
-                raise UserError(f"there is no file {file}")
         header = [f"spm {sha256(args.spm)}" if args.spm else f"vocab_size {args.vocab_size}"]
         if args.dict:
             header.append(f"dict {sha256(args.dict)}")

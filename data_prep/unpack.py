@@ -125,15 +125,14 @@ def unpack(rows: List[Row], target: Path, sources: Dict[str, Path], limit: Optio
     members = [row for row in rows if isinstance(row, Member)]
     lines_of_texts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(dir=target) as work:
-        folders = {}
+        folders = dict(sources)
         for name, path in sources.items():
-            wanted = [member.path for member in members if member.archive == name]
-            is_unpacked = path.is_dir()
-            folders[name] = path if is_unpacked else extract(name, path, wanted, Path(work), limit)
+            if not path.is_dir():
+                wanted = [member.path for member in members if member.archive == name]
+                folders[name] = extract(name, path, wanted, Path(work), limit)
         for member in members:
-            source = sources[member.archive]
-            lines = append_member(member, source, folders[member.archive], target)
-            lines_of_texts[member.text] += lines
+            source, folder = sources[member.archive], folders[member.archive]
+            lines_of_texts[member.text] += append_member(member, source, folder, target)
     check_alignment(lines_of_texts)
     return verified
 
