@@ -21,11 +21,7 @@ BEFORE = {
 
 # ... and after, in this order.
 AFTER = {
-    "fairseq.checkpoint_utils": (
-        "loading.patch",
-        "saving.patch",
-        "wrappers.patch_checkpoint_utils",
-    ),
+    "fairseq.checkpoint_utils": ("loading.patch", "saving.patch", "wrappers.patch_checkpoint_utils"),
     "fairseq.data.codedataset": ("loading.patch",),
     "fairseq.data.data_utils": ("removed_names.patch",),
     "fairseq.data.dictionary": ("dictionary_flags.patch",),

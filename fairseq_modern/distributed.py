@@ -72,11 +72,7 @@ def patch(module: ModuleType) -> None:
 
 
 def close_process_groups(fairseq: Any) -> None:
-    """Close all process groups of this process and join their threads.
-
-    Args:
-        fairseq: the module `fairseq.distributed.utils`, which has a reference to a group.
-    """
+    """Close all process groups of this process, one of which `fairseq.distributed.utils` has; join their threads."""
     vars(fairseq.get_global_group).pop("_global_group", None)
     # A trainer in a reference cycle refers to a group. If it had the last reference, freeing it would join the threads
     # of gloo without releasing the GIL, and wait forever for a thread that needs it

@@ -22,11 +22,7 @@ NEEDS = (
 
 @step()
 def check(cfg: Any) -> None:
-    """Raise UserError if a setting needs a package that is not installed.
-
-    Args:
-        cfg: settings of fairseq-train, by section or in one namespace. Missing settings are not checked.
-    """
+    """Raise UserError if a setting, by section or in one namespace, needs a package that is not installed."""
     for section, setting, modules, package in NEEDS:
         if getattr(getattr(cfg, section, cfg), setting, None) and not any(map(_can_be_imported, modules)):
             raise UserError(

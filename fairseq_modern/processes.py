@@ -12,11 +12,7 @@ _LIBC = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
 
 
 def die_with_parent(parent: int) -> None:
-    """Let the kernel kill this process when its parent ends for any reason (on Linux).
-
-    Args:
-        parent: its number. If it has ended before the call, this process is killed.
-    """
+    """Let the kernel kill this process when the process `parent` ends for any reason, or has ended (on Linux)."""
     if _LIBC is not None:
         _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

@@ -18,9 +18,7 @@ logger = logging.getLogger(__name__)
 def restore_last(module: Any, cfg: Any, latest: Optional[Checkpoint]) -> None:
     """Copy the latest valid checkpoint, if any, to `checkpoint_last.pt` and the other files of its save.
 
-    Args:
-        module: `fairseq.checkpoint_utils`.
-        cfg: its settings.
+    `module`: `fairseq.checkpoint_utils`, with the settings `cfg`.
     """
     last = os.path.join(cfg.save_dir, LAST)
     if latest is None or latest.path == last:
@@ -33,11 +31,8 @@ def restore_last(module: Any, cfg: Any, latest: Optional[Checkpoint]) -> None:
 
 
 def finish_save(module: Any, cfg: Any, checkpoint: Checkpoint) -> None:
-    """Copy a checkpoint to all files to which fairseq saves at its update, `checkpoint_last.pt` included.
-
-    Args:
-        module: `fairseq.checkpoint_utils`.
-        cfg: settings of the section `checkpoint`, whose folder has the checkpoint.
+    """Copy a checkpoint of the folder in `cfg` to all files to which fairseq saves at its update, `checkpoint_last.pt`
+    included.
     """
 
     def save(file: str, _: Any) -> None:

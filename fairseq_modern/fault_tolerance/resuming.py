@@ -134,11 +134,7 @@ def first_decision(decision: bool, trainer: Any) -> bool:
 @contextlib.contextmanager
 def started(module: Any, cfg: Any, trainer: Any) -> Iterator[None]:
     """Around the loading of a checkpoint: prepare the folder. If the command is repeated, the settings in `START` have
-    their defaults within the block, also for other patches.
-
-    Args:
-        module: `fairseq.checkpoint_utils`.
-        cfg: its settings.
+    their defaults within the block, also for other patches. `module`: `fairseq.checkpoint_utils`.
     """
     is_repeated = first_decision(trainer.is_data_parallel_master and prepare_folder(module, cfg, trainer), trainer)
     settings = {name: cfg[name] for name in START} if is_repeated else {}

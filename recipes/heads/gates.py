@@ -27,9 +27,7 @@ def score(
 ) -> None:
     """Add the source model, and for each penalty λ the gates and the model without closed heads, to the record.
 
-    Args:
-        source: the model with which training with gates starts.
-        train: trains with a penalty, returns the last checkpoint; called for penalties that the record lacks.
+    `train` trains the source model with a penalty that the record lacks, and returns the last checkpoint.
     """
     baselines = {test.split: with_all_heads(source, test, record) for test in tests}
     record.part("whole/loss", lambda: translation.loss(source, "valid").loss)

@@ -58,8 +58,7 @@ def inputs(run: RecipeRun, average: Average) -> List[str]:
     """The checkpoints to average, newest first.
 
     Raises:
-        UserError: one is missing.
-        UserError: --average is larger than the number of checkpoints that the run has kept.
+        UserError: one is missing, or the run has kept fewer than --average.
     """
     if average.kind == "epoch":
         return checkpoints.select_checkpoints(run.checkpoints, "epoch", average.n)

@@ -10,15 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fairseq_modern.errors import UserError, is_user_error
 
-from .settings import (
-    DECODING_SECTIONS,
-    TRAINING_SECTIONS,
-    USER_DIR,
-    Recipe,
-    leaves,
-    stage_ends,
-    test_sets,
-)
+from .settings import DECODING_SECTIONS, TRAINING_SECTIONS, USER_DIR, Recipe, leaves, stage_ends, test_sets
 
 logger = logging.getLogger("recipe")
 
@@ -150,7 +142,9 @@ def _build(cfg: DictConfig, complete: DictConfig) -> None:
             task.build_criterion(complete.criterion)
         optimizer = optim.build_optimizer(complete.optimizer, list(model.parameters()))
         scheduler = build_lr_scheduler(complete.lr_scheduler, optimizer)
-        lowest = _lowest_rate(scheduler, complete.optimization.max_update)
+        updates = complete.optimization.max_update
+        # of about a thousand updates
+        lowest = min(scheduler.step_update(update) for update in range(0, updates, max(1, updates // 1000)))
     except Exception as error:
         if is_user_error(error):
             raise
@@ -160,11 +154,6 @@ def _build(cfg: DictConfig, complete: DictConfig) -> None:
         raise UserError(
             f"optimization.stop_min_lr must be below the learning rate of every update, {lowest:g}; got {least}"
         )
-
-
-def _lowest_rate(scheduler: Any, updates: int) -> float:
-    """The lowest learning rate of about a thousand updates."""
-    return min(scheduler.step_update(update) for update in range(0, updates, max(1, updates // 1000)))
 
 
 def check_test_sets(cfg: DictConfig) -> None:

@@ -47,11 +47,7 @@ def main(recipe: str, argv: Sequence[str]) -> None:
 
 
 def do(run: RecipeRun, step: str, other_average: bool) -> None:
-    """Do a step, or all of them. Each skips what is already done.
-
-    Args:
-        other_average: see `RecipeRun.continue_in_folder`.
-    """
+    """Do a step, or all of them. Each skips what is already done. `other_average`: see `continue_in_folder`."""
     from . import data, training
     from .averaging import write_averages
     from .evaluation import evaluate

@@ -65,11 +65,8 @@ def check_data(run: RecipeRun) -> None:
 
 
 def translate(run: RecipeRun, average: Average, split: str, name: str, model: str) -> None:
-    """Translate a split with an average: NAME.generate.log. Its first line has everything that identifies it, its last
-    line is fairseq's score.
-
-    Args:
-        model: SHA-256 of the average.
+    """Translate a split with an average, whose SHA-256 is `model`: NAME.generate.log. Its first line has all that
+    identifies it, its last line is fairseq's score.
     """
     cfg, stem = run.cfg, f"{name}{average.suffix}"
     log = run.output / f"{stem}.generate.log"
@@ -152,13 +149,9 @@ def download_references(name: str, sacrebleu_set: str, languages: str) -> Path:
 
 
 def check_lengths(name: str, scores: Path, prepared: Path, published: bool = True) -> None:
-    """Compare the lengths of the references with those of the published test set, if prepared.txt contains them.
+    """Compare the lengths of the references in the scores with those of the published test set in prepared.txt.
 
-    Args:
-        name: test set.
-        scores: output of `collab score --json`.
-        prepared: prepared.txt of the data.
-        published: whether the test set is a published one, so that missing lengths are reported.
+    Missing lengths of a `published` test set are reported.
     """
     lines = prepared.read_text(encoding="utf-8").splitlines() if prepared.is_file() else []
     rows = [line.split("\t")[2:] for line in lines if line.startswith(f"reference\t{name}\t")]
@@ -307,11 +300,7 @@ def is_outdated(model: Path, run: Path) -> bool:
 
 
 def blind_source(cfg: DictConfig, corpus: Optional[str], name: str) -> Optional[Path]:
-    """The text of a set without references, if it is available.
-
-    Args:
-        corpus: downloaded corpus; default: `recipe.blind_sources`.
-    """
+    """The text of a set without references in a downloaded corpus (default: `recipe.blind_sources`), if available."""
     folder = corpus or cfg.recipe.blind_sources
     source = Path(folder, f"{name}.{cfg.task.source_lang}.gz") if folder else None
     return source if source and source.is_file() else None

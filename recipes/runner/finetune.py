@@ -41,10 +41,10 @@ def build_parser(recipe: str, **about: Any) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(f"recipes/{recipe}/run.sh", formatter_class=formatter, allow_abbrev=False, **about)
     add = parser.add_argument
     text = "checkpoint of fairseq's transformer or of transformer_collab (required)"
-    add("--model", metavar="FILE", type=os.path.abspath, help=text)
+    add("--model", metavar="FILE", type=os.path.abspath, required=True, help=text)
     text = "its data-bin (required; data_prep/multi30k.sh --spm FILE --dict FILE makes one for a given model)"
-    add("--data", metavar="DIR", type=os.path.abspath, help=text)
-    add("--name", help="name of the model in records, tables and figures (required)")
+    add("--data", metavar="DIR", type=os.path.abspath, required=True, help=text)
+    add("--name", required=True, help="name of the model in records, tables and figures (required)")
     text = "a test split and its raw references, such as test=test_2016_flickr.de; repeatable"
     add("--reference", action="append", default=[], type=pair, metavar="SPLIT=FILE", help=text)
     add("--seed", metavar="N", type=positive, default=1, help="random seed (default: 1)")
@@ -59,11 +59,8 @@ def build_parser(recipe: str, **about: Any) -> argparse.ArgumentParser:
 def open_folder(args: argparse.Namespace, recipe: str, options: Dict[str, Any]) -> Iterator[Path]:
     """Check --model, --data, --name and --reference, and lock the folder of the results.
 
-    Args:
-        options: settings that identify the run, in addition to model, name and seed.
+    The run in it is identified by model, name, seed and the `options`.
     """
-    if not (args.model and args.data and args.name):
-        raise UserError("--model, --data and --name are required (see --help)")
     if not re.fullmatch("[A-Za-z0-9_-]+", args.name):
         raise UserError(f"--name must consist of letters, digits, _ and -; got '{args.name}'")
     if not Path(args.model).is_file():

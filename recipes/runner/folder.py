@@ -26,8 +26,7 @@ RESULTS = ("checkpoints/*.pt", "averaged*.pt", "*.generate.log", "record*.json")
 def fingerprint(data: Path, kept: Any = None) -> Union[int, str]:
     """Identifies the prepared data: SHA-256 of the names and checksums of all files.
 
-    Args:
-        kept: fingerprint to compare with. Earlier versions kept a number, the CRC-32 of the checksums without names.
+    Earlier versions `kept` a number, the CRC-32 of the checksums without names, in the settings of a run.
     """
     checksums = read_checksums(data / CHECKSUMS)
     if isinstance(kept, int):

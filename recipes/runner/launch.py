@@ -21,7 +21,6 @@ from collab_fairseq.progress import outside_bars
 from fairseq_modern.errors import UserError
 from fairseq_modern.processes import STOPPED, die_with_parent
 
-from .settings import PYTHON
 from .usage import Usage
 
 logger = logging.getLogger("recipe")
@@ -46,10 +45,7 @@ def _prepare(parent: int) -> None:
 def start(command: Sequence[Any], **options: Any) -> "subprocess.Popen[Any]":
     """Start a process that does not outlive this one, even if this one is killed (on Linux).
 
-    Args:
-        command: program and arguments, converted to strings. It does not see the `OUTER_JOB` of this process, and
-            writes UTF-8 in any locale.
-        options: for `subprocess.Popen`.
+    It does not see the `OUTER_JOB` of this process, and writes UTF-8 in any locale. `options`: for `subprocess.Popen`.
     """
     words = [str(word) for word in command]
     environment = options.get("env") or os.environ
@@ -63,10 +59,7 @@ def forward_signals(processes: Collection["subprocess.Popen[Any]"]) -> Iterator[
     """Within the block, forward SIGINT, SIGTERM and SIGUSR1 as SIGTERM. Yields the list of received signals.
 
     Slurm repeats signals, but a second one could interrupt a process while it saves: only the first SIGTERM or SIGUSR1
-    is forwarded.
-
-    Args:
-        processes: read when a signal arrives, so that later ones are included.
+    is forwarded. `processes` is read when a signal arrives, so that later ones are included.
     """
     received: List[int] = []
 
@@ -103,13 +96,12 @@ def run_logged(
     """Run a command and wait for its end. Signals to this process are forwarded to it.
 
     Args:
-        command: program and arguments, converted to strings.
         log: file for its output, which is also copied to standard output. The command writes to it directly, so that
             nothing is lost if this process is killed.
         usage: file for the measurements, see `Usage`. Needs `log`.
         about: further fields for the first of these lines.
-        check: called again and again. If it raises a UserError, the command is stopped first. The
-            error is ignored if a signal has stopped it already.
+        check: called again and again. If it raises a UserError, the command is stopped first. The error is ignored if a
+            signal has stopped it already.
         options: for `subprocess.Popen`.
 
     Returns:
@@ -177,17 +169,6 @@ def _show(log: IO[bytes]) -> None:
             sys.stdout.buffer.flush()
 
 
-def torchrun(processes: int, nodes: int, node_rank: int, address: str, port: str) -> List[str]:
-    """The beginning of a command that starts `processes` processes on this node.
-
-    Args:
-        address: of the first node.
-        port: of the first node, to which all processes connect.
-    """
-    words = [PYTHON, "-m", "torch.distributed.run", "--nproc_per_node", str(processes), "--nnodes", str(nodes)]
-    return [*words, "--master_addr", address, "--master_port", port, "--node_rank", str(node_rank)]
-
-
 def free_port() -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -195,11 +176,7 @@ def free_port() -> str:
 
 
 def gpu_shares(jobs: int, per_job: int, gpus: int) -> List[str]:
-    """CUDA_VISIBLE_DEVICES of each of the jobs: separate GPUs as far as possible; empty without GPUs.
-
-    Args:
-        gpus: number of GPUs that are visible now.
-    """
+    """CUDA_VISIBLE_DEVICES of each of the jobs: separate ones of the visible GPUs if possible; empty without GPUs."""
     if not gpus:
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -9,19 +9,15 @@ from collab_fairseq.records.environment import usable_gpus
 from fairseq_modern import processor
 from fairseq_modern.errors import UserError
 
-from .launch import free_port, torchrun
+from .launch import free_port
+from .settings import PYTHON
 
 logger = logging.getLogger("recipe")
 
 #: settings whose flags `Machine.training_flags` gives
 SET_BY_MACHINE = (
-    "common.fp16",
-    "common.bf16",
-    "common.cpu",
-    "dataset.max_tokens",
-    "optimization.update_freq",
-    "distributed_training.distributed_world_size",
-    "distributed_training.distributed_backend",
+    *("common.fp16", "common.bf16", "common.cpu", "dataset.max_tokens", "optimization.update_freq"),
+    *("distributed_training.distributed_world_size", "distributed_training.distributed_backend"),
 )
 #: tokens of the longest sentence; fairseq skips longer ones (--max-source-positions)
 LONGEST = 1024
@@ -90,10 +86,6 @@ class Machine:
     @property
     def processes(self) -> int:
         return self.gpus * self.nodes
-
-    @property
-    def threads_each(self) -> int:
-        return max(1, self.threads // self.gpus)
 
     def find_gpus(self) -> None:
         """Set device, gpus, capability and memory.
@@ -206,7 +198,8 @@ class Machine:
         if self.nodes > 1:
             address, master_port = self.first_node()
             port = self.torchrun_port or str(master_port)
-        return torchrun(self.gpus, self.nodes, self.node_rank, address, port)
+        words = [PYTHON, "-m", "torch.distributed.run", "--nproc_per_node", str(self.gpus), "--nnodes", str(self.nodes)]
+        return [*words, "--master_addr", address, "--master_port", port, "--node_rank", str(self.node_rank)]
 
     def first_node(self) -> Tuple[str, int]:
         """Host and port of --master."""

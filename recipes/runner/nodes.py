@@ -59,8 +59,7 @@ class Connections:
     def next_stage(self, identity: Callable[[], Dict[str, Any]]) -> Optional[Stage]:
         """On another node: the next stage, once its identity has been compared; None at the end of training.
 
-        Args:
-            identity: called when the first node has prepared its data; a UserError is reported to it.
+        `identity` is called when the first node has prepared its data; a UserError is reported to it.
         """
         message = self._receive(0)
         if message is None:
@@ -135,17 +134,14 @@ def receive(connection: socket.socket) -> Any:
 def joined(machine: Machine, timeout: int) -> Iterator[Connections]:
     """Within the block, this node is connected with the others. On one node, there are no connections.
 
-    Args:
-        timeout: seconds to wait for the others.
-
     Raises:
-        UserError: a node is missing after this time.
+        UserError: a node is missing after `timeout` seconds.
     """
     with contextlib.ExitStack() as stack:
         sockets: Dict[int, socket.socket] = {}
         if machine.nodes > 1:
             connect = wait_for_first if machine.node_rank else wait_for_others
-            sockets = connect(machine, time.monotonic() + timeout, timeout, stack)
+            sockets = connect(machine, timeout, stack)
         connections = Connections(machine, sockets)
         try:
             yield connections
@@ -156,11 +152,10 @@ def joined(machine: Machine, timeout: int) -> Iterator[Connections]:
         connections.close()
 
 
-def wait_for_others(
-    machine: Machine, deadline: float, timeout: int, stack: contextlib.ExitStack
-) -> Dict[int, socket.socket]:
+def wait_for_others(machine: Machine, timeout: int, stack: contextlib.ExitStack) -> Dict[int, socket.socket]:
     """Accept the connections of all other nodes."""
     sockets: Dict[int, socket.socket] = {}
+    deadline = time.monotonic() + timeout
     port, dual = machine.first_node()[1], socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
     try:
@@ -187,10 +182,9 @@ def wait_for_others(
     return sockets
 
 
-def wait_for_first(
-    machine: Machine, deadline: float, timeout: int, stack: contextlib.ExitStack
-) -> Dict[int, socket.socket]:
+def wait_for_first(machine: Machine, timeout: int, stack: contextlib.ExitStack) -> Dict[int, socket.socket]:
     """Connect to the first node."""
+    deadline = time.monotonic() + timeout
     logger.info("waiting for the first node at %s", machine.master)
     while True:
         try:

@@ -125,9 +125,7 @@ def add_flags(parser: Any, flags: Tuple[Flag, ...], recipe: str, cfg: DictConfig
         if default not in (None, False) and "(default" not in text:
             shown = " ".join(default) if OmegaConf.is_list(default) else default
             text += f" (default: {shown})"
-        options = (
-            {"metavar": value, "type": TYPES.get(value, str)} if value else {"action": "store_const", "const": True}
-        )
+        options = {"metavar": value, "type": TYPES.get(value, str)} if value else {"action": "store_true"}
         parser.add_argument(flag.format(**names), dest=setting, help=text.replace("%", "%%"), **options)
 
 

@@ -84,11 +84,7 @@ class Recipe:
 
 
 #: overrides of `recipe.fast`
-FAST = [
-    "criterion._name=label_smoothed_cross_entropy_chunked",
-    "optimizer._name=fused_adam",
-    "model.fast_dropout=true",
-]
+FAST = ["criterion._name=label_smoothed_cross_entropy_chunked", "optimizer._name=fused_adam", "model.fast_dropout=true"]
 
 
 def read_yaml(file: Path) -> DictConfig:
@@ -116,11 +112,8 @@ def load(recipe: str, config: Optional[str] = None) -> DictConfig:
 
 
 def override(cfg: DictConfig, flags: Dict[str, Any], words: List[str]) -> DictConfig:
-    """Apply all overrides to the settings of a recipe: variant, `recipe.fast`, flags, words; later ones win.
-
-    Args:
-        flags: setting → value.
-        words: `SECTION.NAME=VALUE`.
+    """Apply all overrides to the settings of a recipe, later ones win: variant, `recipe.fast`, flags (setting → value),
+    words (`SECTION.NAME=VALUE`).
     """
     last = OmegaConf.create()
     for name, value in flags.items():
@@ -218,12 +211,8 @@ def _identifying(cfg: DictConfig, *sections: str) -> Dict[str, Any]:
         for key, value in leaves(cfg.get(section) or OmegaConf.create({})):
             name = f"{section}.{key}"
             if name not in NOT_IDENTIFYING and value is not None:
-                settings[name] = value
-    return {name: _without_root(value) for name, value in settings.items()}
-
-
-def _without_root(value: Any) -> Any:
-    return value.replace(f"{ROOT}/", "") if isinstance(value, str) else value
+                settings[name] = value.replace(f"{ROOT}/", "") if isinstance(value, str) else value
+    return settings
 
 
 def test_sets(cfg: DictConfig, valid: bool) -> Dict[str, str]:

@@ -37,12 +37,11 @@ def examples(texts: Path, languages: Tuple[str, str], runs: Sequence[Path]) -> s
 
 
 def summarise(folder: Path, texts: Path, languages: Tuple[str, str], runs: List[Path]) -> None:
-    """Print the results. Writes FOLDER/summary.md and FOLDER/validation.svg unless they are up to date.
+    """Print the results of runs (their folders). Writes summary.md and validation.svg unless they are up to date.
 
     Args:
         texts: folder of the raw test set.
         languages: source and target language.
-        runs: folders of runs.
     """
     records = [load_run(run / "record.json") for run in runs]
     results = table.markdown_table(records, columns=COLUMNS, folder=str(folder))

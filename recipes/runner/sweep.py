@@ -32,12 +32,7 @@ logger = logging.getLogger("recipe")
 Processes = Dict[str, "subprocess.Popen[Any]"]
 
 
-def sweep(
-    recipe: str,
-    cfg: DictConfig,
-    shared: List[str],
-    read_run: Callable[[List[str]], DictConfig],
-) -> None:
+def sweep(recipe: str, cfg: DictConfig, shared: List[str], read_run: Callable[[List[str]], DictConfig]) -> None:
     """Make the requested runs, each once per seed, and write the table of those that are finished.
 
     Args:
@@ -92,11 +87,7 @@ def sweep(
 
 
 def is_finished(folder: Path, cfg: DictConfig, corpus: Optional[str]) -> bool:
-    """Whether a run has its record, model folder and blind translations. Of a copied run, the record is enough.
-
-    Args:
-        corpus: see `blind_source`.
-    """
+    """Whether a run has its record, model folder and blind translations. Of a copied run, the record is enough."""
     if not (folder / "record.json").is_file():
         return False
     if not (folder / "averaged.pt").exists() or not cfg.recipe.blind:
@@ -113,11 +104,7 @@ def recorded_decoding(folder: Path) -> Dict[str, Any]:
 
 
 def check_existing(folder: Path, settings: Dict[str, Any], data: Path) -> None:
-    """Check that the run in a folder, if any, has the requested settings and data.
-
-    Args:
-        settings: its `identity`.
-        data: the prepared corpus; not checked if it is not on this machine.
+    """Check that the run in a folder, if any, has the requested settings (`identity`), and data if these are here.
 
     Raises:
         UserError: the run has different settings, or a damaged record.
@@ -170,11 +157,8 @@ def gpus_per_run(cfg: DictConfig) -> int:
 def make(runs: Dict[str, List[str]], output: Path, jobs: int, gpus: int, updates: int) -> List[str]:
     """Make runs, at most `jobs` at a time. Returns the names of those that failed.
 
-    With several jobs, the output of each run goes to its messages.txt, and this process shows their progress.
-
-    Args:
-        gpus: GPUs per run; 0: all.
-        updates: of each run.
+    With several jobs, the output of each run goes to its messages.txt, and this process shows their progress. Each run
+    has this number of GPUs (0: all).
     """
     running: Processes = {}
     failed: List[str] = []
@@ -209,9 +193,6 @@ def wait_for(running: Processes, limit: int, received: List[int], poll: Callable
     """Wait until at most `limit` runs are active. Returns the names of those that failed.
 
     After a signal to this process (`received`), or if a run was stopped, wait for all runs, which save their state.
-
-    Args:
-        poll: called again and again.
     """
     failed = []
     while len(running) > (0 if received else limit):

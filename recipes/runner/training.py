@@ -29,11 +29,7 @@ SAME_ON_ALL_NODES = ("gpus", "nodes", "max_tokens", "update_freq", "precision")
 
 
 def train(run: RecipeRun, others: Connections) -> None:
-    """Train all stages. Each is averaged before the next one removes its checkpoints.
-
-    Args:
-        others: the other nodes.
-    """
+    """Train all stages. Each is averaged before the next one removes its checkpoints."""
     stages = run.stages()
     for number, average in enumerate(stages, start=1):
         step = "training" if len(stages) == 1 else f"training, stage {number} of {len(stages)}"
@@ -91,11 +87,7 @@ def train_as_other_node(run: RecipeRun, first: Connections) -> None:
 
 
 def node_identity(run: RecipeRun, verify: bool = False) -> Dict[str, Any]:
-    """What must be the same on all nodes of a run: settings, batch, data.
-
-    Args:
-        verify: compare the data with their checksums; raises UserError.
-    """
+    """What must be the same on all nodes of a run: settings, batch, data. `verify`: compare these with checksums."""
     try:
         damaged = damaged_files(run.data) if verify else []
         data = fingerprint(run.data)
@@ -126,7 +118,8 @@ def command(run: RecipeRun, average: Average, resumes: bool = False) -> List[str
     launch = machine.launch()
     # explicit, because fairseq's own model runs without the --user-dir that turns fault tolerance on
     fault_tolerance = os.environ.get("FAIRSEQ_MODERN_FAULT_TOLERANCE", 1)
-    environment = [f"OMP_NUM_THREADS={machine.threads_each}", f"FAIRSEQ_MODERN_FAULT_TOLERANCE={fault_tolerance}"]
+    threads = max(1, machine.threads // machine.gpus)
+    environment = [f"OMP_NUM_THREADS={threads}", f"FAIRSEQ_MODERN_FAULT_TOLERANCE={fault_tolerance}"]
     if launch:
         timeout = os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 100)
         environment.append(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={timeout}")

@@ -284,7 +284,8 @@ def test_every_script_has_help_and_rejects_unknown_options(script, tmp_path):
     assert "--output " in help_text or "RECORD.json" in help_text
     done = run("bash", link / name, "--sauce", "x", "--python", sys.executable, check=False, cwd=tmp_path)
     assert done.returncode == 2
-    required = "" if name.parent.name in ("glue", "lookup") else "un"  # argparse names missing arguments first
+    # argparse names missing arguments first
+    required = "" if name.parent.name in ("glue", "heads", "lookup", "reparam") else "un"
     assert re.search(rf"^{name}: error: {required}.*argument", done.stderr, re.MULTILINE)
     assert list(tmp_path.iterdir()) == [link]
 
