@@ -217,8 +217,9 @@ def incremental(attention_type: Any) -> Type[Any]:
     )
 
 
+_types: Sequence[Any] = ATTENTION_TYPES
 # pickle finds a class by its name
-globals().update({f"Incremental{each.__name__}": incremental(each) for each in ATTENTION_TYPES})
+globals().update({f"Incremental{each.__name__}": incremental(each) for each in _types})
 
 
 def build_attention(cfg: Any, layer_id: str) -> IncrementalAttention:
