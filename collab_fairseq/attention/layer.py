@@ -324,7 +324,10 @@ class AttentionLayer(AttentionType, nn.Module):
         mask = combine(key_padding_mask, attn_mask, is_causal, (rows, self.num_heads, query_len, key_len), queries)
         additive, hidden = (None, None) if mask is None else mask
         if beams > 1 and additive is not None and additive.size(2) > 1:
-            raise ValueError("beams that share a row of keys must not have attn_mask or is_causal; got one of them")
+            raise ValueError(
+                "beams that share a row of keys must not have attn_mask or is_causal; "
+                f"got a mask for each of {additive.size(2)} queries"
+            )
 
         if dropout is None:
             dropout = self.dropout if self.training else 0.0

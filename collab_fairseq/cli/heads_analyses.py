@@ -227,7 +227,7 @@ def _is_huggingface(args: argparse.Namespace) -> bool:
     if len(args.checkpoints) > 1:
         raise UserError(f"a Hugging Face model must be the only model; got {', '.join(args.checkpoints)}")
     if args.text is None:
-        raise UserError(f"{folders[0]} is a folder, but not of `collab export --to folder`: give --text FILE.jsonl")
+        raise UserError(f"{folders[0]} is a folder, but not of `collab export --to folder`: it needs --text FILE.jsonl")
     reject_flags(args, FAIRSEQ_FLAGS, "applies to fairseq checkpoints; Hugging Face model folders take --text")
     return True
 

@@ -102,11 +102,14 @@ def ablate_split(
         evaluate: computes the result of the model in its present state.
         compare: compares a result with the result of all heads: ``difference``, ``p_value`` and a score.
     """
+    available = list(dict.fromkeys(layer_id.split(".")[0] for layer_id in layers))
+    if not set(sites) & set(available):
+        raise UserError(
+            f"--sites must name at least one of the model's sites, {', '.join(available)}; got {'_'.join(sites)}"
+        )
     masks = {mode: heads_to_mask(head_counts(layers), mode, sites) for mode in modes}
     if not any(masks.values()):
-        raise UserError(
-            f"all layers have a single head (--mode only), or none is at {'_'.join(sites)}: no heads to mask"
-        )
+        raise UserError("all layers have a single head: --mode only has no heads to mask")
     baseline = record.part(f"whole/{split}", evaluate)
 
     def measure(heads: Heads) -> Dict[str, Any]:
