@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> None:
 def main() -> int:
     """Return the exit status."""
     args = parse()
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr, force=True)
     return guarded("python -m benchmarks", lambda: run(args))
 
 

@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--pdf", action="store_true", help="also draw .pdf files, for papers")
     add_width_flag(parser)
     args = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="figures.py: %(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.INFO, format="figures.py: %(message)s", stream=sys.stderr, force=True)
     records = {path: load(path, "heads") for path in args.records}
     for path, record in records.items():
         compared = [other for other in records.values() if other["name"] == record["name"]]

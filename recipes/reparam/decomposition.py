@@ -245,7 +245,7 @@ def markdown(arguments: Sequence[str], folder: str = ".") -> str:
     add("--threads", type=int, default=1, metavar="N", help="CPU threads (default: %(default)s)")
     add_figure_flags(parser, "draw the figure")
     args = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="decomposition.py: %(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.INFO, format="decomposition.py: %(message)s", stream=sys.stderr, force=True)
     figure = figure_file(args)
     unknown = sorted({*args.methods} - {*LABELS})
     if unknown:

@@ -115,7 +115,10 @@ def test_figures_show_names_scores_and_common_axes(tmp_path):
 
     common = position_of_loss_8(names[0])
     assert position_of_loss_8(names[1]) == common
-    run("python", figures, tmp_path / f"{names[1]}.prune.json")
+    # importing fairseq configures logging; the server that runs the tools has already imported it
+    code = "import logging; logging.basicConfig(); from recipes.heads.figures import main; main()"
+    done = run("python", "-c", code, tmp_path / f"{names[1]}.prune.json", cwd=ROOT)
+    assert f"figures.py: wrote {tmp_path / names[1]}.prune.svg" in done.stderr.splitlines()
     assert position_of_loss_8(names[1]) != common
 
 
