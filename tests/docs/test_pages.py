@@ -1,5 +1,6 @@
 """The pages are correct: commands run, paths exist, flags are known, tables match the records."""
 
+import functools
 import importlib
 import re
 import shlex
@@ -12,6 +13,9 @@ from fairseq import options
 import collab_fairseq.models  # noqa: F401  (registers transformer_collab)
 from collab_fairseq.cli.heads import ANALYSES
 from collab_fairseq.cli.main import build_parser
+from recipes.__main__ import program_of
+from recipes.runner import cli, settings
+from recipes.runner.sweep import parse_run
 from tests.common import ROOT, run
 
 PAGES = {page: page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
@@ -95,6 +99,22 @@ def test_collab_commands_parse():
     for command in commands:
         words = shlex.split(re.sub(r"\s+[#<>].*|[\[\]]|\\\n", "", command))
         parser.parse_args(words[1:])
+
+
+def test_recipe_commands_parse(monkeypatch):
+    """Training recipes: flags, settings and variants exist. The tests of the other recipes run these."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(settings, "load", functools.cache(settings.load))
+    command = r"recipes/(?:slurm/run\.sbatch (\w+)|(\w+)/run\.sh)((?: (?:[^`)\n\\]|\\\n)*)?)"
+    found = re.findall(command, "\n".join(TEXTS.values()))
+    split = {(job or recipe, *shlex.split(text.replace("\\\n", ""), comments=True)) for job, recipe, text in found}
+    training = [words for words in split if not program_of(ROOT / "recipes" / words[0], [*words[1:]])]
+    assert len(training) > 40
+    for recipe, *words in training:
+        step = words.pop(0) if words and words[0] in cli.options.STEPS else "all"
+        cfg, _ = cli.read(recipe, step, words)
+        for _, _, variant in map(parse_run, cfg.recipe.runs if step == "sweep" else []):
+            assert not variant or settings.variant(cfg.recipe, variant)
 
 
 def test_hydra(tiny_data, tmp_path):
