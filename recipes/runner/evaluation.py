@@ -173,7 +173,7 @@ def check_lengths(name: str, scores: Path, prepared: Path, published: bool = Tru
 
 
 def record_file(run: RecipeRun, average: Average) -> Path:
-    return run.output / f"record{record_suffix(run, average)}.json"
+    return run.output / f"record{average.suffix}{'.valid' if run.recipe.valid else ''}.json"
 
 
 def recorded_scores(file: Path) -> Dict[str, Any]:
@@ -191,10 +191,6 @@ def recorded_scores(file: Path) -> Dict[str, Any]:
         raise UserError(f"{file} is no complete record; run: {again} and then the same command") from error
 
 
-def record_suffix(run: RecipeRun, average: Average) -> str:
-    return f"{average.suffix}.valid" if run.recipe.valid else average.suffix
-
-
 def record(run: RecipeRun, average: Average) -> None:
     """Write the record of an average: command, settings, data, learning curve, scores, losses.
 
@@ -209,7 +205,7 @@ def record(run: RecipeRun, average: Average) -> None:
     if {name: part["files"] for name, part in recorded.items()} != scored:
         checkpoint = run.average_file(average)
         content = make_record(
-            f"{run.name}{record_suffix(run, average)}",
+            run.name + file.stem.removeprefix("record"),
             run.command_line,
             checkpoint=load_average(checkpoint),
             train_log=run.output / f"train{stage}.log",
