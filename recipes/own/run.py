@@ -36,6 +36,7 @@ def main() -> None:
         cli.main("own", [step, *argv])
         return
     step = step or "all"
+    cli.show_messages("own")
     if {"-h", "--help"} & {*argv}:
         print_help(step)
     described = prepare.load("own")
