@@ -245,7 +245,6 @@ def markdown(arguments: Sequence[str], folder: str = ".") -> str:
     add("--threads", type=int, default=1, metavar="N", help="CPU threads (default: %(default)s)")
     add_figure_flags(parser, "draw the figure")
     args = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="decomposition.py: %(message)s", stream=sys.stderr, force=True)
     figure = figure_file(args)
     unknown = sorted({*args.methods} - {*LABELS})
     if unknown:
@@ -263,4 +262,5 @@ def markdown(arguments: Sequence[str], folder: str = ".") -> str:
 
 
 if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="decomposition.py: %(message)s", stream=sys.stderr, force=True)
     sys.exit(guarded("decomposition.py", lambda: sys.stdout.write(markdown(sys.argv[1:])) and 0))
