@@ -137,11 +137,13 @@ def decompose(
         starts: names of :data:`.STARTS`.
 
     Raises:
-        AttentionError: sizes that do not fit, NaN or infinity.
+        AttentionError: sizes that do not fit, NaN or infinity, or an unknown start.
     """
     checked(source, "source")
     if not 1 <= rank <= source.rank:
         raise AttentionError(f"the shared key dimension must be between 1 and {source.rank}; got {rank}")
+    if not starts or set(starts) - set(STARTS):
+        raise AttentionError(f"starts must be among {', '.join(STARTS)}; got {', '.join(starts) or 'none'}")
     if sweeps < 1:
         raise AttentionError(f"sweeps must be positive; got {sweeps}")
     began = time.perf_counter()
