@@ -23,6 +23,7 @@ import logging
 import os
 import shlex
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, List
 
@@ -82,11 +83,13 @@ def markdown(command: str, folder: str) -> str:
 
 def _module(name: str) -> Any:
     """A module of the repository in the current folder, as `python -m` finds it."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
     package = name.partition(".")[0]
-    if importlib.util.find_spec(package) is None:
-        raise UserError(f"the current folder must have the package {package}; got {os.getcwd()}")
+    if package not in sys.modules:
+        spec = PathFinder.find_spec(package, [os.getcwd(), *sys.path])
+        if spec is None or spec.loader is None:
+            raise UserError(f"the current folder must have the package {package}; got {os.getcwd()}")
+        sys.modules[package] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[package])
     return importlib.import_module(name)
 
 

@@ -29,8 +29,8 @@ from collab_fairseq.records import pages
 from collab_fairseq.records.record import Record, load
 from collab_fairseq.reparam.folders import Source, convert_folder
 from collab_fairseq.reparam.pipeline import Settings
-from data_prep.interpreter import ROOT
 from fairseq_modern.errors import UserError
+from recipes import ROOT
 from recipes.glue.table import existing
 from recipes.glue.tasks import TASKS, read
 

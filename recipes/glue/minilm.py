@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Optional
 
 from collab_fairseq.cli.main import guarded
-from data_prep.interpreter import ROOT
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import CHECKSUMS, damaged_files, new_folder, read_checksums
+from recipes import ROOT
 
 logger = logging.getLogger("minilm")
 SUMS = Path(__file__).with_suffix(".sha256")

@@ -31,7 +31,7 @@ from collab_fairseq.files import write_text
 from collab_fairseq.huggingface import check_tokens
 from collab_fairseq.progress import Progress
 from collab_fairseq.records.record import Record
-from data_prep.interpreter import ROOT
+from recipes import ROOT
 from recipes.glue.paper import PAPER
 from recipes.glue.table import CONSTANT, STANDARD, numbers, table
 from recipes.glue.tasks import GLUE, TASKS, fetch, read, rehearsal

@@ -22,8 +22,8 @@ from typing import Any, Dict, List
 
 from collab_fairseq.cli.main import guarded
 from collab_fairseq.files import write_bytes
-from data_prep.interpreter import ROOT
 from fairseq_modern.errors import UserError
+from recipes import ROOT
 from recipes.glue.tasks import GLUE
 
 logger = logging.getLogger("sequence")

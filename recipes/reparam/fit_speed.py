@@ -20,7 +20,7 @@ from collab_fairseq.cli.main import guarded
 from collab_fairseq.cli.options import command
 from collab_fairseq.records import pages
 from collab_fairseq.records.record import Record, load
-from data_prep.interpreter import ROOT
+from recipes import ROOT
 
 WIDTH, HEADS, RANK = 768, 12, 256
 PROGRAM = f"""
