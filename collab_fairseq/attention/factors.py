@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from .errors import AttentionError
 from .mixing import block_mixing
-from .projections import has_only_weights
 
 
 class HeadMaps(NamedTuple):
@@ -34,10 +33,17 @@ class HeadMaps(NamedTuple):
     value: Tensor
 
 
+def is_plain(projection: nn.Module) -> bool:
+    """Whether weight and bias determine what a projection computes, without adapters; hooks aside."""
+    parameters = dict(projection.named_parameters())
+    has_own_weight = type(parameters.get("weight")) is nn.Parameter and parameters.keys() <= {"weight", "bias"}
+    return has_own_weight and "forward" not in vars(projection)
+
+
 def check_plain(*projections: nn.Module) -> None:
-    """Raise AttentionError unless weight and bias determine what each projection computes, hooks aside."""
+    """Raise AttentionError unless :func:`is_plain`."""
     for projection in projections:
-        if not has_only_weights(projection):
+        if not is_plain(projection):
             parameters = ", ".join(name for name, _ in projection.named_parameters())
             raise AttentionError(
                 "a projection must have a weight, a bias and the forward of its class; got "

@@ -12,7 +12,6 @@ from .transforms import is_tracing
 
 #: classes of the parameters of a plain layer: also what ``torch.func`` and FSDP put in their place
 _ORDINARY = {nn.Parameter, Tensor, type(None)}
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _FORWARD = nn.Linear.forward
 _any_global_hook = nn.modules.module._has_any_global_hook
 
@@ -39,25 +38,26 @@ def linear(inputs: Tensor, *layers: nn.Linear) -> List[Tensor]:
     return [output.transpose(0, 1) for output in outputs] if transposed else outputs
 
 
-def has_only_weights(layer: nn.Module) -> bool:
-    """Whether weight and bias determine what a layer computes, hooks aside.
-
-    Adapters add parameters or replace ``forward``, quantisation replaces parameters by tensors of another class, and a
-    parametrisation removes them.
-    """
-    own = vars(layer)  # several times faster than attributes of a module
-    parameters = own["_parameters"]
-    ordinary = all(type(parameters.get(name, "")) in _ORDINARY for name in ("weight", "bias"))
-    return ordinary and len(parameters) == 2 and not own["_modules"] and "forward" not in own
-
-
 def are_plain(*layers: nn.Module) -> bool:
     """Whether calling the layers only computes ``nn.functional.linear``, so that their weights may be read instead.
 
     That is ``nn.Linear`` itself, with its own ``forward`` and ordinary parameters, if no hook would see the call.
+    Adapters replace ``forward``, quantisation replaces the parameters by tensors of another class, and a
+    parametrisation removes them.
     """
     for layer in layers:
-        if type(layer) is not nn.Linear or not has_only_weights(layer) or any(vars(layer)[kind] for kind in _HOOKS):
+        own = vars(layer)  # several times faster than attributes of a module
+        parameters = own["_parameters"]
+        if (
+            type(layer) is not nn.Linear
+            or "forward" in own
+            or own["_forward_pre_hooks"]
+            or own["_forward_hooks"]
+            or own["_backward_pre_hooks"]
+            or own["_backward_hooks"]
+            or type(parameters.get("weight")) not in _ORDINARY
+            or type(parameters.get("bias", "")) not in _ORDINARY
+        ):
             return False
     return nn.Linear.forward is _FORWARD and not _any_global_hook()  # type: ignore[no-untyped-call]
 
