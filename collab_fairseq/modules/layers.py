@@ -62,5 +62,5 @@ def linear_output(decoder: Any) -> Optional[nn.Linear]:
     is_transformer = isinstance(decoder, TransformerDecoderBase)
     if not is_transformer or type(decoder).output_layer is not TransformerDecoderBase.output_layer:
         return None
-    layer = decoder.output_projection
-    return layer if are_plain(layer) else None
+    layer = decoder.output_projection  # None with adaptive softmax
+    return layer if layer is not None and are_plain(layer) else None
