@@ -133,4 +133,4 @@ def check_distinct(output: str, *sources: str) -> None:
 
 def command(program: str = "collab") -> str:
     """The command line, for records."""
-    return shlex.join([program, *sys.argv[1:]])
+    return f"{program} {shlex.join(sys.argv[1:])}"

@@ -76,8 +76,10 @@ def steps(args: argparse.Namespace) -> Dict[str, List[str]]:
 
 def publish(folder: Path, target: Path) -> None:
     """Copy the records to `target`: as NAME.json of the record, head analyses under the name of their file."""
-    target.mkdir(parents=True, exist_ok=True)
     paths = [*folder.glob("seed*/*/record.json"), *folder.glob("*.json"), *folder.glob("embeddings/*.json")]
+    if not paths:
+        raise UserError(f"{folder} has no records")
+    target.mkdir(parents=True, exist_ok=True)
     for path in sorted(paths):
         content = path.read_bytes()
         record = json.loads(content)
