@@ -14,7 +14,6 @@ from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.head_names import Heads
 from collab_fairseq.records.record import Record
 from collab_fairseq.scoring.references import read_lines, score_raw
-from collab_fairseq.scoring.text import base_language
 from collab_fairseq.translation.tokenizer import require
 from fairseq_modern.errors import UserError
 
@@ -24,9 +23,6 @@ from .pruning import PERCENTAGES, prune_in_order
 
 #: keyword arguments of the model for N examples, with ``labels``
 Inputs = Dict[str, Tensor]
-
-#: language codes of Marian models → sacreBLEU's
-SACREBLEU_CODES = {"zho": "zh", "cmn": "zh", "jpn": "ja", "jap": "ja", "kor": "ko"}
 
 
 class Loaded(NamedTuple):
@@ -190,8 +186,7 @@ def evaluation(loaded: Loaded, beam: int = 5, lenpen: float = 1.0) -> Tuple[Call
 
     def evaluate_translations() -> Dict[str, Any]:
         code = getattr(loaded.tokenizer, "target_lang", None) or ""
-        language = SACREBLEU_CODES.get(base_language(code), code)
-        return bleu_result(score_raw(translations(loaded, beam, lenpen), loaded.labels, language, tokenised=False))
+        return bleu_result(score_raw(translations(loaded, beam, lenpen), loaded.labels, code, tokenised=False))
 
     def evaluate_classes() -> Dict[str, Any]:
         predicted = predictions(loaded.model, loaded.batches)

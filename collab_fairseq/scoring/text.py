@@ -25,6 +25,16 @@ _BYTES = re.compile("(?:<0x[0-9A-F]{2}>)+")
 HYPHENS = ("@-@", "##AT##-##AT##")
 _DASH, _OTHER_DASH = HYPHENS
 _UNKNOWN = re.compile(r"<?<unk>>?|⁇")
+#: ISO 639-2 and 639-3 codes → the codes of Moses and sacreBLEU, of languages for which they have rules
+_SHORT_CODES = dict(
+    pair.split(":")
+    for pair in (
+        "asm:as ben:bn cat:ca ces:cs cze:cs deu:de ger:de ell:el gre:el eng:en spa:es est:et fin:fi fra:fr fre:fr gle:ga "
+        "guj:gu hin:hi hun:hu isl:is ice:is ita:it jpn:ja jap:ja kan:kn kor:ko lit:lt lav:lv lvs:lv mal:ml mar:mr nld:nl "
+        "dut:nl ory:or pan:pa pol:pl por:pt ron:ro rum:ro rus:ru slk:sk slo:sk slv:sl swe:sv tam:ta tel:te tdt:tet "
+        "zho:zh chi:zh cmn:zh"
+    ).split()
+)
 # Chinese and Japanese have no spaces between words: each character counts as a word
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
 
@@ -104,8 +114,9 @@ def join_dashes(texts: Sequence[str], raw: Optional[Sequence[str]] = None) -> Li
 
 
 def base_language(lang: str) -> str:
-    """A language without its region or script: `zh` for `zh-CN` and `zh_Hans`."""
-    return re.split("[-_]", lang)[0]
+    """A language without its region or script, in two letters if it has rules: `zh` for `zh-CN` and `zho_Hans`."""
+    language = re.split("[-_]", lang)[0]
+    return _SHORT_CODES.get(language, language)
 
 
 def moses_tokeniser(

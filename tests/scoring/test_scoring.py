@@ -287,14 +287,18 @@ def test_only_german_has_compound_split_bleu_and_regions_do_not_matter(log):
     assert "compound-split BLEU" in scores_of(evaluate([log], target_lang="de_DE"))
     assert text.moses_tokeniser("fr_FR")(["l'eau"]) == ["l' eau"]
     assert text.moses_detokenise(["l' eau"], "fr-FR") == ["l'eau"]
+    for code in ("fra", "fre"):  # ISO 639-3 and 639-2
+        assert text.moses_tokeniser(code)(["l'eau"]) == ["l' eau"]
+        assert text.moses_detokenise(["l' eau"], code) == ["l'eau"]
+    assert "compound-split BLEU" in scores_of(evaluate([log], target_lang="deu_Latn"))
 
 
-@pytest.mark.parametrize("language", ["zh", "zh-CN", "zh_Hans"])
+@pytest.mark.parametrize("language", ["zh", "zh-CN", "zh_Hans", "zho", "cmn_Hans"])
 def test_scores_segmented_chinese_against_raw_references(tmp_path, language):
     """The log's text has spaces between words."""
     raw, guess = ["我喜欢小狗。", "他们在公园里玩。"], ["我 喜欢 大 狗 。", "他们 在 公园 里 玩 。"]
     log = write(tmp_path / "log", log_lines(guess, ["我 喜欢 小狗 。", guess[1]]))
-    score = scores_of(evaluate([log], write(tmp_path / f"test.{language}", raw)))["sacreBLEU"].score
+    score = scores_of(evaluate([log], write(tmp_path / "reference", raw), language))["sacreBLEU"].score
     assert score == pytest.approx(BLEU(tokenize="zh").corpus_score(guess, [raw]).score)
     with pytest.raises(UserError, match="a different test set or a different order"):
         evaluate([log], write(tmp_path / "other", raw[::-1]), language)
