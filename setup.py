@@ -96,6 +96,7 @@ setup(
         "sacrebleu>=2.3",
         "sacremoses",
         "sentencepiece",
+        "protobuf",
         "pyyaml",
         "regex",
         "tqdm",

@@ -7,7 +7,7 @@ import json
 import os
 import re
 from dataclasses import dataclass, field, fields
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 from collab_fairseq.scoring.text import HYPHENS, base_language
 from fairseq_modern.errors import UserError
@@ -142,16 +142,24 @@ def read_card(folder: PathLike) -> Card:
 
 
 class Tokenizer:
-    """Splits lines into a model's tokens, and joins its tokens to lines; ``folder``: of the card and subword model."""
+    """Splits lines into a model's tokens, and joins its tokens to lines.
+
+    Words are split into units of the source dictionary where they can be: a subword model may have others, which are
+    rare in the training text.
+
+    Args:
+        folder: of the card, the dictionaries and the subword model.
+    """
 
     def __init__(self, folder: PathLike, card: Card) -> None:
         self.card = card
         if card.subwords is not None:
-            self._file = os.path.join(os.fspath(folder), SUBWORD_FILES[card.subwords])
+            file = os.path.join(os.fspath(folder), SUBWORD_FILES[card.subwords])
+            units = _read_units(os.path.join(os.fspath(folder), f"dict.{card.source_lang}.txt"))
         if card.subwords == "sentencepiece":
-            self._pieces = read_sentencepiece(self._file)
+            self._source_pieces, self._pieces = read_sentencepiece(file, units), read_sentencepiece(file)
         elif card.subwords == "subword_nmt":
-            self._bpe = read_bpe_codes(self._file)
+            self._bpe = read_bpe_codes(file, units)
         if card.moses:
             from sacremoses import MosesDetokenizer, MosesTokenizer
 
@@ -171,7 +179,7 @@ class Tokenizer:
         if card.lowercase and card.lowercase_last:
             line = line.lower()
         if card.subwords == "sentencepiece":
-            line = " ".join(self._pieces.encode(line, out_type=str))
+            line = " ".join(self._source_pieces.encode(line, out_type=str))
         elif card.subwords == "subword_nmt":
             line = self._bpe.process_line(line)
         return line.split()
@@ -198,23 +206,37 @@ def join_pieces(processor: Any, units: Sequence[str]) -> str:
     return text.replace("▁", " ")  # of units that are not pieces, which fairseq-preprocess makes at no-break spaces
 
 
-def read_bpe_codes(path: PathLike) -> Any:
-    """The BPE of a file with codes of subword-nmt."""
+def _read_units(path: PathLike) -> Set[str]:
+    """The units of a dictionary of fairseq, whose lines are `unit count`, perhaps with a flag."""
+    with open(path, encoding="utf-8", newline="\n") as stream:
+        return {line.rstrip("\r\n").removesuffix(" #fairseq:overwrite").rpartition(" ")[0] for line in stream}
+
+
+def read_bpe_codes(path: PathLike, units: Optional[Set[str]] = None) -> Any:
+    """The BPE of a file with codes of subword-nmt; it makes no others than these units where it can."""
     codes, messages = require("subword_nmt.apply_bpe"), io.StringIO()
     try:
         with open(path, encoding="utf-8") as stream, contextlib.redirect_stderr(messages):
-            return codes.BPE(stream)
+            return codes.BPE(stream, vocab=units)
     except (ValueError, SystemExit) as error:  # subword-nmt prints a message and calls sys.exit
         reason = (messages.getvalue() or str(error)).splitlines()[0].removeprefix("Error: ")
         raise UserError(f"{os.fspath(path)} must have BPE codes of subword-nmt ({reason})") from error
 
 
-def read_sentencepiece(path: PathLike) -> Any:
-    """The SentencePieceProcessor of a model file."""
+def read_sentencepiece(path: PathLike, units: Optional[Set[str]] = None) -> Any:
+    """The SentencePieceProcessor of a model file; it makes no others than these units where it can."""
     import sentencepiece
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
     try:
-        return sentencepiece.SentencePieceProcessor(model_file=os.fspath(path))
+        processor = sentencepiece.SentencePieceProcessor(model_file=os.fspath(path))
+        if units is not None:
+            model = ModelProto.FromString(processor.serialized_model_proto())
+            for piece in model.pieces:
+                if piece.type == piece.NORMAL and piece.piece not in units:
+                    piece.type = piece.UNUSED
+            processor.load_from_serialized_proto(model.SerializeToString())
+        return processor
     except (OSError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"{os.fspath(path)} must be a SentencePiece model ({reason})") from error

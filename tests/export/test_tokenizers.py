@@ -260,7 +260,8 @@ SENTENCEPIECE = {
 
 @pytest.mark.parametrize("name", SENTENCEPIECE)
 def test_units_are_joined_like_sentencepiece(name, tmp_path):
-    write_data(tmp_path, **SENTENCEPIECE[name])
+    data = write_data(tmp_path, **SENTENCEPIECE[name])
+    shutil.copy(data / "dict.src.txt", tmp_path)
     shutil.copy(tmp_path / "sentencepiece.model", tmp_path / "sentencepiece.bpe.model")
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "sentencepiece.model"))
     tokenizer = Tokenizer(tmp_path, Card("torch", "src", "tgt", "sentencepiece", False, False, 9))
@@ -274,6 +275,40 @@ def test_units_are_joined_like_sentencepiece(name, tmp_path):
     if name == "symbols":
         assert tokenizer.join(["<2tgt>", *tokens]) == text
     assert tokenizer.join([first, "▁word"]).endswith(" word")  # a unit that is not a piece
+
+
+def test_bpe_makes_units_of_the_dictionary(tmp_path):
+    """Units that training text with a vocabulary threshold does not have; the parts of a word may be known."""
+    (tmp_path / "bpecodes").write_text("#version: 0.2\nr e\nre d</w>\nd o\n")
+    dictionary = tmp_path / "dict.en.txt"
+    dictionary.write_text("re@@ 3\nd 2\ndo@@ 1\ng 1\n")
+    tokenizer = Tokenizer(tmp_path, Card("torch", "en", "de", "subword_nmt", False, False, 9))
+    with open(dictionary) as vocabulary, open(tmp_path / "bpecodes") as codes:
+        reference = apply_bpe.BPE(codes, vocab=apply_bpe.read_vocabulary(vocabulary, None))
+    assert " ".join(tokenizer.split("red dog")) == reference.process_line("red dog") == "re@@ d do@@ g"
+    dictionary.write_text("red 1 #fairseq:overwrite\ndo@@ 1\ng 1\n")
+    tokenizer = Tokenizer(tmp_path, tokenizer.card)
+    assert tokenizer.split("red dog") == ["red", "do@@", "g"]
+
+
+@pytest.mark.parametrize("algorithm", ["bpe", "unigram"])
+def test_sentencepiece_makes_units_of_the_dictionary(tmp_path, algorithm):
+    data = write_data(tmp_path, model_type=algorithm, vocab_size=46)
+    shutil.copy(tmp_path / "sentencepiece.model", tmp_path / "sentencepiece.bpe.model")
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "sentencepiece.model"))
+    texts = [pieces.decode(pieces.encode(text)) for text in SOURCES]
+    used = Counter(unit for text in texts for unit in pieces.encode(text, out_type=str) if len(unit) > 1)
+    missing = {unit for unit, _ in used.most_common(10)}
+    lines = (data / "dict.src.txt").read_text(encoding="utf-8").splitlines(keepends=True)
+    units = "".join(line for line in lines if line.split(" ")[0] not in missing)
+    (tmp_path / "dict.src.txt").write_text(units, encoding="utf-8")
+    tokenizer = Tokenizer(tmp_path, Card("torch", "src", "tgt", "sentencepiece", False, False, 9))
+    for text in texts:
+        assert not missing & {*tokenizer.split(text)}
+        assert pieces.decode(tokenizer.split(text)) == tokenizer.join(pieces.encode(text, out_type=str)) == text
+    shutil.copy(data / "dict.src.txt", tmp_path)  # the control: with all units, they are those of the model
+    tokenizer = Tokenizer(tmp_path, tokenizer.card)
+    assert [tokenizer.split(text) for text in texts] == [pieces.encode(text, out_type=str) for text in texts]
 
 
 def test_every_export_of_a_model_with_byte_units_translates_to_text(tmp_path, monkeypatch, capsys):

@@ -228,6 +228,7 @@ def test_rejects_folders_that_fairseq_would_split(exported, tmp_path):
 
 
 def test_rejects_file_without_bpe_codes(tmp_path):
+    (tmp_path / "dict.en.txt").write_text("one 1\n")
     (tmp_path / "bpecodes").write_text("one two three\n")
     with pytest.raises(UserError, match="bpecodes"):
         Tokenizer(tmp_path, Card("torch", "en", "de", "subword_nmt", moses=False, lowercase=False, longest=9))
