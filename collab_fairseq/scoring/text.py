@@ -3,7 +3,7 @@
 import html
 import re
 import unicodedata
-from typing import Callable, List, Optional, Sequence, Set
+from typing import Callable, Dict, List, Optional, Sequence, Set
 
 # punctuation marks before white space or the end of the line; raw text has no white space before them, except that
 # French has before the second kind
@@ -26,14 +26,14 @@ HYPHENS = ("@-@", "##AT##-##AT##")
 _DASH, _OTHER_DASH = HYPHENS
 _UNKNOWN = re.compile(r"<?<unk>>?|⁇")
 #: ISO 639-2 and 639-3 codes → the codes of Moses and sacreBLEU, of languages for which they have rules
-_SHORT_CODES = dict(
-    pair.split(":")
-    for pair in (
-        "asm:as ben:bn cat:ca ces:cs cze:cs deu:de ger:de ell:el gre:el eng:en spa:es est:et fin:fi fra:fr fre:fr gle:ga "
-        "guj:gu hin:hi hun:hu isl:is ice:is ita:it jpn:ja jap:ja kan:kn kor:ko lit:lt lav:lv lvs:lv mal:ml mar:mr nld:nl "
-        "dut:nl ory:or pan:pa pol:pl por:pt ron:ro rum:ro rus:ru slk:sk slo:sk slv:sl swe:sv tam:ta tel:te tdt:tet "
-        "zho:zh chi:zh cmn:zh"
-    ).split()
+_SHORT_CODES: Dict[str, str] = dict(
+    re.findall(
+        "(...):(..)",
+        "asm:as ben:bn cat:ca ces:cs cze:cs deu:de ger:de ell:el gre:el eng:en spa:es est:et fin:fi fra:fr fre:fr "
+        "gle:ga guj:gu hin:hi hun:hu isl:is ice:is ita:it jpn:ja jap:ja kan:kn kor:ko lit:lt lav:lv lvs:lv mal:ml "
+        "mar:mr nld:nl dut:nl ory:or pan:pa pol:pl por:pt ron:ro rum:ro rus:ru slk:sk slo:sk slv:sl swe:sv tam:ta "
+        "tel:te zho:zh chi:zh cmn:zh",
+    )
 )
 # Chinese and Japanese have no spaces between words: each character counts as a word
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
