@@ -139,7 +139,7 @@ class ShortlistGenerator(SequenceGenerator):  # type: ignore[misc]
             return super()._generate(sample, prefix_tokens, constraints, bos_token)  # type: ignore[no-any-return]
         generator = copy.copy(self)  # threads may share self
         generator._modules = dict(self._modules)
-        generator.model = Shortlist(list(self.model.models), size).eval()
+        generator.model = Shortlist(list(self.model.models), size)
         generator.search = ShortlistSearch(self.search, generator.model)
         generator.vocab_size = SPECIAL + size
         return SequenceGenerator._generate(generator, sample, bos_token=bos_token)  # type: ignore[no-any-return]

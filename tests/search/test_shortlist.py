@@ -84,6 +84,22 @@ def test_hypotheses_and_scores_equal_fairseqs(kind, options, shortlists):
         assert len({max(len(h["tokens"]) for h in sentence) for sentence in ours}) > 2
 
 
+def test_models_stay_in_training_mode():
+    """So that dropout applies, as with fairseq's generator."""
+    models = [build(**SMALL, key_dim=6, dropout=0.5)]
+    ours, theirs = (
+        kind(models, DICTIONARY, beam_size=4, max_len_b=12) for kind in (ShortlistGenerator, SequenceGenerator)
+    )
+    models[0].train()
+    found = []
+    for generator in (ours, theirs):
+        torch.manual_seed(3)
+        found.append(generator.generate(models, sample_of()))
+        assert models[0].training
+        assert models[0].encoder.layers[0].training
+    assert same(*found)
+
+
 def test_supports_ensembles_other_output_layers_and_attention(shortlists):
     with_attention = model_of("collaborative")
     with_attention.decoder.layers[-1].need_attn = True
