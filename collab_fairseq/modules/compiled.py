@@ -77,7 +77,8 @@ class CompiledDecoderLayer(CollabDecoderLayer):
 
 def _is_compiled(layer: nn.Module, *tensors: Tensor) -> bool:
     """Whether to compile a call: in training, of a layer without hooks, and with no size of 1."""
-    has_hooks = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks
+    forward, backward = ("_forward_hooks", "_forward_pre_hooks"), ("_backward_hooks", "_backward_pre_hooks")
+    has_hooks = any(getattr(layer, hooks) for hooks in (*forward, *backward))
     trains = layer.training and torch.is_grad_enabled()
     return trains and not has_hooks and all(min(x.shape) > 1 for x in tensors)
 
@@ -101,6 +102,7 @@ def _compiled(device: str) -> Callable[..., Any]:
     limit = "recompile_limit" if hasattr(dynamo, "recompile_limit") else "cache_size_limit"  # before PyTorch 2.7
     setattr(dynamo, limit, max(getattr(dynamo, limit), GRAPHS))
     dynamo.optimize_ddp = False  # DDP would split the graphs to overlap communication; these are too small for that
+    dynamo.skip_nnmodule_hook_guards = False  # hooks of submodules may be added after the first batch
     shapes.use_duck_shape = False  # sizes that are equal in the first batch may differ later
     compiled: Callable[..., Any] = torch.compile(_forward, dynamic=True, backend=BACKEND)
     return compiled

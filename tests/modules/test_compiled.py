@@ -117,6 +117,22 @@ def test_compiled_layers_give_the_same_results(kind, compiler):
     assert len(compiler.batches) == 3
 
 
+def test_hooks_that_are_added_after_the_first_batch_are_called(compiler):
+    """To a submodule, which changes its output, and to a layer, before its backward pass."""
+    flags, calls = {**SMALL, "dropout": 0.0, "key_dim": 6}, []
+    logits = []
+    for model in (build(**flags, compile=flag).train() for flag in (False, True)):
+        before = model(*batch())[0]
+        model.encoder.layers[0].fc1.register_forward_hook(lambda layer, inputs, output: 0 * output)
+        logits.append(model(*batch())[0])
+        assert (logits[-1] - before).abs().max() > 0.01  # control
+        model.encoder.layers[1].register_full_backward_pre_hook(lambda layer, gradients: calls.append(layer))
+        model(*batch())[0].sum().backward()
+    assert (logits[0] - logits[1]).abs().max() < FLOAT32
+    assert len(calls) == 2
+    assert compiler.batches
+
+
 def test_rejects_wrapped_layers():
     with pytest.raises(UserError, match="--compile is for plain layers") as error:
         build(**SMALL, compile=True, checkpoint_activations=True)
