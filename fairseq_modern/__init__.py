@@ -45,6 +45,7 @@ AFTER = {
     "fairseq.modules.adaptive_softmax": ("uninitialized_buffers.patch",),
     "fairseq.modules.checkpoint_activations": ("recomputation.patch",),
     "fairseq.modules.dynamic_crf_layer": ("removed_names.patch",),
+    "fairseq.modules.quant_noise": ("quantization_noise.patch",),
     "fairseq.modules.quantization.pq.em": ("loading.patch",),
     "fairseq.modules.sinusoidal_positional_embedding": ("uninitialized_buffers.patch",),
     "fairseq.modules.transformer_layer": ("encoder_layer.patch",),

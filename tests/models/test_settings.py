@@ -6,6 +6,7 @@ from fairseq import models
 from fairseq.dataclass.configs import EMAConfig
 from fairseq.models.ema.ema import EMA
 from fairseq.modules import MultiheadAttention
+from fairseq.modules.quant_noise import quant_noise
 from omegaconf import OmegaConf
 
 from collab_fairseq import checkpoints
@@ -89,11 +90,30 @@ def test_quantization_noise_reaches_the_projections():
         for module in model.modules():
             if isinstance(module, MultiheadAttention):
                 module.skip_embed_dim_check = not reads_weights
+        before = [parameter.clone() for parameter in model.parameters()]
         torch.manual_seed(3)
         logits.append(model.train()(*batch())[0])
+        assert all(map(torch.equal, model.parameters(), before))
     ours, theirs, without_noise = logits
     assert (ours - theirs).abs().max() < FLOAT32
     assert (ours - without_noise).abs().max() > 0.1
+
+
+def test_quantization_noise_applies_to_one_call():
+    """Fan et al. (2020): blocks of the weight are dropped, and its gradient is that of the noisy weight."""
+    torch.manual_seed(3)
+    layer = quant_noise(torch.nn.Linear(4, 3, bias=False), 0.5, 2)
+    weight, x = layer.weight.detach().clone(), torch.eye(4, requires_grad=True)
+    y = layer(x)  # (4, 3)
+    noisy = y.detach().T
+    blocks = (noisy / weight).view(3, 2, 2)
+    assert {*blocks[..., 0].unique().tolist()} == {0.0, 2.0}
+    assert torch.equal(blocks[..., 0], blocks[..., 1])
+    y.square().sum().backward()
+    assert torch.equal(layer.weight, weight)
+    assert torch.allclose(layer.weight.grad, 2 * noisy)
+    assert torch.allclose(x.grad, 2 * y @ noisy)
+    assert torch.equal(layer.eval()(x), weight.T)
 
 
 def test_layers_may_have_their_own_shapes():
