@@ -226,7 +226,7 @@ def read_bpe_codes(path: PathLike, units: Optional[Set[str]] = None) -> Any:
 def read_sentencepiece(path: PathLike, units: Optional[Set[str]] = None) -> Any:
     """The SentencePieceProcessor of a model file; it makes no others than these units where it can."""
     import sentencepiece
-    from sentencepiece.sentencepiece_model_pb2 import ModelProto
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]  # built at run time
 
     try:
         processor = sentencepiece.SentencePieceProcessor(model_file=os.fspath(path))
