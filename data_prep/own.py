@@ -8,6 +8,7 @@ sentences. Of a folder, train is used without the pairs of valid and test.
 import argparse
 import hashlib
 import re
+import unicodedata
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Set, Tuple
 
@@ -70,10 +71,10 @@ def describe(args: argparse.Namespace) -> Tuple[Pair, List[str]]:
 
 
 def read_lines(path: Path) -> List[str]:
-    """The lines of a text, with single spaces between words."""
+    """The lines of a text in NFC, as SentencePiece's, with single spaces between words."""
     data = path.read_bytes()
     try:
-        text = data.decode("utf-8-sig")
+        text = unicodedata.normalize("NFC", data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         number = data.count(b"\n", 0, error.start) + 1
         raise UserError(f"{path} must be UTF-8 text, but line {number} is not; convert it with iconv") from error

@@ -3,6 +3,7 @@
 import importlib
 import shlex
 import sys
+import unicodedata
 
 import pytest
 
@@ -108,6 +109,13 @@ def test_held_out_pairs_do_not_depend_on_the_order_and_are_not_in_train(pairs):
     assert not sides["train"] & (sides["valid"] | sides["test"])
     assert not sides["valid"] & sides["test"]
     assert len(parts["train"]) == 640
+
+
+def test_forms_of_unicode_are_one_text(tmp_path, pairs):
+    """Otherwise a test pair with separate accents would be in train as well, which SentencePiece normalises."""
+    texts = [(f"{english} é", f"{german} ü") for english, german in pairs]
+    both = [tuple(unicodedata.normalize(form, side) for side in pair) for pair in texts for form in ("NFC", "NFD")]
+    assert own.read_pairs(write(tmp_path, both)) == [pair for pair in texts for _ in range(2)]
 
 
 def test_folder_keeps_its_split(tmp_path, pairs):
