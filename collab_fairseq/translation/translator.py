@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+import logging
 import re
 import sys
 from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Protocol, Sequence, Tuple
@@ -9,6 +10,8 @@ from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optiona
 from fairseq_modern.errors import UserError
 
 from .tokenizer import Card, PathLike, Tokenizer, read_card
+
+logger = logging.getLogger(__name__)
 
 #: tokens of a batch, padding included
 MAX_TOKENS = 4000
@@ -23,7 +26,8 @@ class Search(NamedTuple):
         beam: hypotheses kept at every step.
         nbest: hypotheses returned per sentence, best first.
         lenpen: the log-probability of a hypothesis is divided by its length, </s> included, to this power.
-        max_length: maximum length of a translation in tokens, limited by the positions of the decoder.
+        max_length: maximum length of a translation in tokens, limited by the positions of the decoder. Translations
+            that reach it are reported as a warning.
         scores: return exact scores and rank by them; False allows an engine to use its search's, which is faster.
     """
 
@@ -114,7 +118,7 @@ class Translator:
         from tqdm import tqdm
 
         with tqdm(total=len(tokenised), unit="sentence", disable=not progress) as bar:
-            return self._translate(tokenised, settings, bar.update)
+            return self._translate(tokenised, settings, advance=bar.update)
 
     def stream(
         self, lines: Iterable[str], report: Callable[[int, str], None], *, buffer: int = 256, **search: object
@@ -138,7 +142,7 @@ class Translator:
                 if problem := self._too_long(tokens):
                     report(done + number + 1, problem)
                     tokenised[number] = []
-            yield self._translate(tokenised, settings)
+            yield self._translate(tokenised, settings, done)
             done += len(chunk)
 
     def _settings(self, options: Dict[str, object]) -> Search:
@@ -161,8 +165,13 @@ class Translator:
         return f"it must have at most {self.card.longest - 1} tokens; got {len(tokens)}"
 
     def _translate(
-        self, tokenised: Sequence[List[str]], settings: Search, advance: Callable[[int], object] = lambda number: None
+        self,
+        tokenised: Sequence[List[str]],
+        settings: Search,
+        done: int = 0,
+        advance: Callable[[int], object] = lambda number: None,
     ) -> List[List[Translation]]:
+        """Translate sentences after ``done`` others."""
         translations: List[List[Translation]] = [[Translation("")] for _ in tokenised]
         advance(sum(not tokens for tokens in tokenised))
         for rows in batches([len(tokens) for tokens in tokenised]):
@@ -172,6 +181,10 @@ class Translator:
                     Translation(self.tokenizer.join(h.tokens), h.score, tokenised[row], h.tokens) for h in best
                 ]
             advance(len(rows))
+        cut = [done + n for n, best in enumerate(translations, 1) if len(best[0].target) >= settings.max_length]
+        if cut:
+            shown = ", ".join(map(str, cut[:5])) + (", …" if len(cut) > 5 else "")
+            logger.warning("translations of sentences %s end at the maximum length, %d", shown, settings.max_length)
         return translations
 
 

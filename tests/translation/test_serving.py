@@ -17,7 +17,7 @@ from collab_fairseq.export import write
 from collab_fairseq.export.source import read_source
 from collab_fairseq.scoring.references import read_lines
 from collab_fairseq.translation.tokenizer import Card, Tokenizer
-from collab_fairseq.translation.translator import batches
+from collab_fairseq.translation.translator import Hypothesis, batches
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import sha256
 from tests.common import collab, content
@@ -66,6 +66,28 @@ def test_order_empty_lines_and_batches(translator):
     assert translator.translate(iter(lines), **SEARCH) == alone
     assert translator.translate([]) == []
     assert list(batches([5, 0, 9, 2, 5], max_tokens=12)) == [(2,), (0, 4), (3,)]
+
+
+def test_translations_of_the_maximum_length_are_named(translator, monkeypatch, caplog):
+    """They may be cut. The engine copies its source."""
+
+    def search(sentences, search):
+        return [[Hypothesis(tokens[: search.max_length], 0.0)] for tokens in sentences]
+
+    monkeypatch.setattr(translator.engine, "search", search)
+    lines = ["the", "the red dog runs", "the", "a cat", "the red dog runs", "the red dog"]
+    expected = [len(translator.tokenizer.split(line)) for line in lines]
+    for buffer in (2, 9):
+        caplog.clear()
+        assert len([*translator.stream(lines, print, buffer=buffer, max_length=expected[1])]) == (
+            3 if buffer == 2 else 1
+        )
+        named = [number for record in caplog.records for number in re.findall(r"\d+", record.args[0])]
+        assert named == ["2", "5"]
+    assert f"end at the maximum length, {expected[1]}" in caplog.text
+    caplog.clear()
+    translator.translate(lines, max_length=expected[1] + 1)
+    assert not caplog.records
 
 
 def test_command_keeps_order_and_names_skipped_lines(exported, translator, translate, tmp_path, caplog):
