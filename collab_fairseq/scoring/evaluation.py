@@ -4,6 +4,7 @@ import hashlib
 import importlib.metadata
 import os
 import re
+import unicodedata
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
@@ -93,6 +94,9 @@ def evaluate(
             raise UserError("COMET needs the raw --reference and --source")
         sources = read_lines(source, "the source")
         check_number(sources, log.hypotheses, os.fspath(source))
+        if log.sources is not None:
+            texts = text.decode_marks(log.sources, sources)
+            check_aligned(sources, texts, os.fspath(source), "the log's sources (S- lines)")
     language = target_lang or log.target_lang or _language_of(reference)
     if language is None:
         reference_name = "a reference" if reference is None else os.fspath(reference)
@@ -158,7 +162,8 @@ def _add_sacrebleu(evaluation: Evaluation, log: GenerateLog, raw: Optional[List[
         )
         return log.hypotheses
     if raw is None:
-        raw = log.references or []
+        hypotheses, raw = text.mark_unknown(log.hypotheses, log.references or [])
+        log = log._replace(hypotheses=hypotheses)
         name = "the log's T- lines (subword models may normalise them: --reference is better)"
     form = "detokenised by sacremoses" if evaluation.tokenised else "raw text"
     score, rows, hypotheses = score_raw(log.hypotheses, raw, evaluation.target_lang, evaluation.tokenised, name)
@@ -167,6 +172,13 @@ def _add_sacrebleu(evaluation: Evaluation, log: GenerateLog, raw: Optional[List[
     if text.looks_tokenised(raw):
         evaluation.remarks.append(
             f"{name} must be raw text for sacreBLEU, chrF, chrF++ and TER; got text that looks tokenised"
+        )
+    if any(
+        unicodedata.is_normalized("NFC", line) < unicodedata.is_normalized("NFC", hypothesis)
+        for line, hypothesis in zip(raw, hypotheses, strict=True)
+    ):
+        evaluation.remarks.append(
+            f"{name} is not in Unicode NFC, the hypotheses are: equal letters count as different"
         )
     if text.lower_cased(log.hypotheses, raw):
         evaluation.remarks.append(

@@ -29,11 +29,13 @@ class GenerateLog(NamedTuple):
         hypotheses: the best hypothesis of each sentence, from `D-` lines if there are any, else from `H-` lines.
         references: the `T-` lines; None if there are none (fairseq-interactive, test sets without a target side).
         target_lang: None unless fairseq's messages are part of the log (`2>&1`).
+        sources: the `S-` lines; None unless all sentences have one.
     """
 
     hypotheses: List[str]
     references: Optional[List[str]]
     target_lang: Optional[str] = None
+    sources: Optional[List[str]] = None
 
 
 def read_translations(paths: Sequence[PathLike]) -> GenerateLog:
@@ -79,6 +81,9 @@ def read_translations(paths: Sequence[PathLike]) -> GenerateLog:
         hypotheses=[max(sentence[kind], key=lambda pair: pair[0])[1] for _, sentence in ordered],
         references=[sentence["T"][0] for _, sentence in ordered] if present["T"] else None,
         target_lang=languages.pop() if len(languages) == 1 else None,
+        sources=[sentence["S"][0] for _, sentence in ordered]
+        if all(sentence["S"] for _, sentence in ordered)
+        else None,
     )
 
 

@@ -3,7 +3,7 @@
 import html
 import re
 import unicodedata
-from typing import Callable, Dict, List, Optional, Sequence, Set
+from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 # punctuation marks before white space or the end of the line; raw text has no white space before them, except that
 # French has before the second kind
@@ -94,6 +94,13 @@ def _unescape(text: str) -> str:
     while (plain := _ESCAPE.sub(lambda escape: html.unescape(escape[0]), text)) != text:
         text = plain
     return text
+
+
+def mark_unknown(hypotheses: Sequence[str], references: Sequence[str]) -> Tuple[List[str], List[str]]:
+    """Unknown words of both sides as single words that do not match each other, as in fairseq's validation."""
+    sides = ((hypotheses, "UNKNOWNTOKENINHYP"), (references, "UNKNOWNTOKENINREF"))
+    marked = [[_UNKNOWN.sub(word, text) for text in texts] for texts, word in sides]
+    return marked[0], marked[1]
 
 
 def has_escapes(texts: Sequence[str]) -> bool:

@@ -14,7 +14,7 @@ from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.scoring.bleu import sacrebleu_scorer
 from collab_fairseq.scoring.references import RawScore, check_aligned, check_number, read_lines, score_raw
 from collab_fairseq.scoring.sufficient_statistics import dump
-from collab_fairseq.scoring.text import decode_marks, looks_tokenised, moses_detokenise
+from collab_fairseq.scoring.text import decode_marks, looks_tokenised, mark_unknown, moses_detokenise
 from fairseq_modern.errors import UserError
 
 from .load import TrainedModel
@@ -147,7 +147,7 @@ def score(trained: TrainedModel, split: str, references: Optional[PathLike] = No
     language = trained.task.cfg.target_lang
     tokenised = None
     if references is None:
-        lines = decode_marks(_targets(trained, split, len(hypotheses)))
+        hypotheses, lines = mark_unknown(hypotheses, decode_marks(_targets(trained, split, len(hypotheses))))
         name = f"the reference of {split}"
         tokenised = looks_tokenised(lines)
         if tokenised:

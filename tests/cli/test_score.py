@@ -82,6 +82,10 @@ def test_log_and_plain_text_have_equal_scores_and_are_compared(tmp_path):
         ("plain.txt other.txt --reference test.de", "plain text must be in one file"),
         ("plain.txt --reference test.de --comet x", "COMET needs the raw --reference and --source"),
         ("plain.txt --reference test.de --comet x --source short.de", "or it belongs to a different test set"),
+        (
+            "tokens --reference test.de --comet x --source test.de",
+            "test.de must have the sentences of the log's sources",
+        ),
         ("plain.txt --reference test.de --comet x --source test.de", "pip install unbabel-comet, in a separate"),
         ("tokens --target-lang de --comet x --source test.de", "COMET needs the raw --reference"),
         ("plain.txt --reference test.de --target-lang ../x", "a language must be a name"),
@@ -129,7 +133,10 @@ def test_comet_scores_sources_hypotheses_and_references(tmp_path, monkeypatch):
     package = SimpleNamespace(download_model=download_model, load_from_checkpoint=models.get)
     monkeypatch.setitem(sys.modules, "comet", package)
     monkeypatch.setattr(comet.importlib.metadata, "version", lambda name: "2.2")
-    raw, source = write(tmp_path / "test.de", RAW), write(tmp_path / "test.en", [f"source of {line}" for line in RAW])
+    raw, source = (
+        write(tmp_path / "test.de", RAW),
+        write(tmp_path / "test.en", [f"source {n}" for n in range(len(RAW))]),
+    )
     write(tmp_path / "model.ckpt", [])
     tokens = write(tmp_path / "log", log_lines(text.moses_tokeniser("de")(GUESS)))
     files = ["score", tokens, "--reference", raw, "--source", source, "--json", tmp_path / "x.json"]

@@ -4,6 +4,7 @@ import math
 import os
 import random
 import re
+import unicodedata
 from collections import Counter
 
 import numpy
@@ -291,6 +292,28 @@ def test_only_german_has_compound_split_bleu_and_regions_do_not_matter(log):
         assert text.moses_tokeniser(code)(["l'eau"]) == ["l' eau"]
         assert text.moses_detokenise(["l' eau"], code) == ["l'eau"]
     assert "compound-split BLEU" in scores_of(evaluate([log], target_lang="deu_Latn"))
+
+
+def test_unknown_words_are_one_word_and_no_match(tmp_path):
+    """As in fairseq's validation. sacreBLEU would split <unk> into three words, two of which match <<unk>>."""
+    references = ["Ein <<unk>> mit Hut spielt im Park.", *RAW]
+    hypotheses = ["Ein <unk> mit Hut spielt im Park.", *RAW]
+    score = scores_of(evaluate([write(tmp_path / "log", log_lines(hypotheses, references))], target_lang="de"))
+    words = [
+        [line.replace(unknown, word) for line in lines]
+        for lines, unknown, word in ((hypotheses, "<unk>", "HYPOTHESIS"), (references, "<<unk>>", "REFERENCE"))
+    ]
+    assert score["sacreBLEU"].score == pytest.approx(BLEU().corpus_score(words[0], [words[1]]).score)
+    assert score["sacreBLEU"].score < 99
+
+
+def test_references_with_separate_accents_are_named(tmp_path):
+    log = write(tmp_path / "log", log_lines(RAW))
+    for form, named in (("NFC", False), ("NFD", True)):
+        reference = write(tmp_path / "test.de", [unicodedata.normalize(form, line) for line in RAW])
+        result = evaluate([log], reference)
+        assert any("test.de is not in Unicode NFC" in remark for remark in result.remarks) == named
+        assert (scores_of(result)["sacreBLEU"].score > 99) != named
 
 
 @pytest.mark.parametrize("language", ["zh", "zh-CN", "zh_Hans", "zho", "cmn_Hans"])

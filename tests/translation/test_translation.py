@@ -106,6 +106,18 @@ def test_tokenised_data_bin_is_detokenised_for_sacrebleu(trained, tmp_path, monk
         assert ("file must be raw text for sacreBLEU; got text that looks tokenised" in caplog.text) != is_raw
 
 
+def test_unknown_words_of_the_data_bin_do_not_match(trained, monkeypatch):
+    """The translations equal the references, except for an unknown word, which both have."""
+    target, data = trained.task.target_dictionary, dataset(trained, "test").tgt
+    monkeypatch.setattr(target, "unk_word", "<unk>")
+    monkeypatch.setattr(target, "unk_index", int(data[0][1]))
+    texts = [target.string(data[number]) for number in range(len(data))]
+    assert 0 < sum("<unk>" in text for text in texts) < len(texts)
+    monkeypatch.setattr("collab_fairseq.translation.evaluation.translate", lambda *_, **__: texts)
+    sides = [[text.replace("<unk>", word) for text in texts] for word in ("one", "other")]
+    assert score(trained, "test").bleu.score == score_raw(*sides, "tgt").bleu.score < 99
+
+
 #: orders of imports, each in a new Python process
 ORDERS = {
     "the package first, as in a notebook": """
