@@ -151,5 +151,5 @@ def test_comet_scores_sources_hypotheses_and_references(tmp_path, monkeypatch):
         assert 10 < score < 100
         assert [file["file"] for file in result["files"]] == ["log", "test.en", "test.de"]
     assert len(samples) == 2 * len(RAW)
-    assert samples[0] == {"src": f"source of {RAW[0]}", "mt": GUESS[0], "ref": RAW[0]}
+    assert samples[0] == {"src": "source 0", "mt": GUESS[0], "ref": RAW[0]}
     assert "got Unbabel/none, which cannot be loaded" in collab(*files, "--comet", "Unbabel/none", status=1)
