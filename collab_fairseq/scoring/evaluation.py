@@ -177,9 +177,7 @@ def _add_sacrebleu(evaluation: Evaluation, log: GenerateLog, raw: Optional[List[
         unicodedata.is_normalized("NFC", line) < unicodedata.is_normalized("NFC", hypothesis)
         for line, hypothesis in zip(raw, hypotheses, strict=True)
     ):
-        evaluation.remarks.append(
-            f"{name} is not in Unicode NFC, the hypotheses are: equal letters count as different"
-        )
+        evaluation.remarks.append(f"{name} is not in Unicode NFC, the hypotheses are: equal letters count as different")
     if text.lower_cased(log.hypotheses, raw):
         evaluation.remarks.append(
             "hardly any hypothesis has a capital letter, but most references do: only TER ignores case"
