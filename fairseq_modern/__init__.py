@@ -65,9 +65,10 @@ AFTER = {
 AFTER_EVERY_MODULE = ("expressions.patch",)
 
 # Patches without a function in these tables: `wrappers` and `errors` call them.
-OTHERS = {"cpu_training", "early_validation", "error_messages", "first_error", "optional_packages", "store_ema"}
-OTHERS |= {"unpatched_checkpoints", "command", "epoch_end", "meters", "out_of_memory", "patience", "resuming"}
-OTHERS |= {"workers", "empty_translations"}
+OTHERS = {"best_checkpoints", "cpu_training", "dummy_batches", "early_validation", "empty_translations"}
+OTHERS |= {"error_messages", "finite_scores", "first_error", "optional_packages", "skipped_updates", "store_ema"}
+OTHERS |= {"unpatched_checkpoints"}
+OTHERS |= {"command", "epoch_end", "finished", "meters", "out_of_memory", "patience", "resuming", "workers"}
 
 _warned: set[str] = set()
 

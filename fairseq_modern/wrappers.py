@@ -10,6 +10,7 @@ from fairseq_modern import (
     amp,
     cpu_training,
     distributed,
+    dummy_batches,
     early_validation,
     empty_translations,
     errors,
@@ -162,5 +163,7 @@ def patch_trainer(module: Any) -> None:
 
     @wrap(module.Trainer)
     def train_step(original, self, samples, raise_oom=False):
+        samples = list(samples)
+        dummy_batches.leave_out(self, samples)
         with first_error.raised(original, self):
             return original(self, samples, raise_oom or out_of_memory.ends_run(self))
