@@ -24,6 +24,7 @@ from fairseq_modern import (
 from fairseq_modern.fault_tolerance import (
     command,
     epoch_end,
+    finished,
     meters,
     out_of_memory,
     patience,
@@ -81,6 +82,8 @@ def patch_train(module: ModuleType) -> None:
 
     @wrap(module)
     def train(original, cfg, trainer, task, epoch_itr):
+        if finished.is_finished(module, cfg, trainer):
+            return [None], True
         stopping.handle_signals()
         early_validation.check(module, cfg, trainer, task)
         return original(cfg, trainer, task, epoch_itr)
@@ -92,10 +95,10 @@ def patch_train(module: ModuleType) -> None:
 
     @wrap(module)
     def validate_and_save(original, cfg, trainer, task, epoch_itr, *arguments, **more):
-        losses, finished = original(cfg, trainer, task, epoch_itr, *arguments, **more)
-        if not finished:
+        losses, should_stop = original(cfg, trainer, task, epoch_itr, *arguments, **more)
+        if not should_stop:
             stopping.stop_if_requested(module.checkpoint_utils, cfg, trainer, epoch_itr)
-        return losses, finished
+        return losses, should_stop
 
 
 def patch_checkpoint_utils(module: ModuleType) -> None:

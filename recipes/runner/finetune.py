@@ -97,7 +97,7 @@ def finetune(args: argparse.Namespace, checkpoint: Path, folder: Path, updates: 
         The last checkpoint.
     """
     latest = latest_valid_checkpoint(str(folder)) if folder.is_dir() else None
-    if latest is None or latest.updates < updates:  # fairseq-train would make one more update
+    if latest is None or latest.updates < updates:
         folder.parent.mkdir(parents=True, exist_ok=True)
         command = [tool("fairseq-train"), args.data, "--task", "translation", "--user-dir", USER_DIR]
         command += ["--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--clip-norm", "0.0"]

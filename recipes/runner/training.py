@@ -51,7 +51,7 @@ def train_stage(run: RecipeRun, average: Average, step: str, others: Connections
             f"{run.output} has {latest.updates} updates, but no {run.average_file(average).name}: give --stages as at "
             "the start of the run"
         )
-    if latest and latest.updates >= run.end(average):  # fairseq-train would make one more update
+    if latest and latest.updates >= run.end(average):
         logger.info("%s: %s is complete", step, os.path.basename(latest.path))
     else:
         resuming = f": resuming from {os.path.basename(latest.path)}" if latest else ""

@@ -173,7 +173,8 @@ def test_signals_are_handled_during_training_only(default_action, monkeypatch, o
     cfg = forked.training_config("checkpoints")
     cfg.dataset.disable_validation = True
     program = SimpleNamespace(**vars(train))
-    program.train, program.main = (lambda *_: on_sigterm()), (lambda cfg: program.train(cfg, None, None, None))
+    trainer = SimpleNamespace(get_num_updates=lambda: 0, _previous_training_time=0)
+    program.train, program.main = (lambda *_: on_sigterm()), (lambda cfg: program.train(cfg, trainer, None, None))
     wrappers.patch_train(program)
     assert program.main(cfg) == (stopping.request_stop if on else signal.SIG_DFL)
     assert on_sigterm() == signal.SIG_DFL

@@ -120,6 +120,23 @@ def test_a_resumed_run_remembers_its_patience(tiny_data, tmp_path, more, last_ep
     assert f"end of epoch {last_epoch + 1} " not in done["outputs"][0]
 
 
+@pytest.mark.parametrize(
+    ("limit", "updates"),
+    [
+        (["--max-update", 2], 2),
+        (["--stop-time-hours", 1e-9], 1),
+        (["--patience", 1, "--lr", 1e-30, "--validate-interval-updates", 1], 2),
+    ],
+)
+def test_a_finished_run_stays_as_it_is_when_its_command_is_repeated(tiny_data, tmp_path, limit, updates):
+    """The control makes one more update."""
+    flags = [tiny_data, *TINY_MODEL, *TINY_TRAINING, *limit, "--no-epoch-checkpoints"]
+    for skip, expected in (("", updates), ("", updates), ("finished", updates + 1)):
+        done = forked.train(tmp_path, flags, env={"FAIRSEQ_MODERN_SKIP": skip})
+        assert done["statuses"] == [0]
+        assert state(tmp_path)["optimizer_history"][-1]["num_updates"] == expected
+
+
 @pytest.mark.parametrize(("processes", "on"), [(1, 1), (2, 1), (1, 0)])
 def test_losses_in_the_log_are_the_same_after_resuming_at_the_end_of_an_epoch(tiny_data, tmp_path, processes, on):
     """A line averages two updates, and an epoch has five, or three in two processes. In the control, it is off."""
