@@ -14,6 +14,7 @@ from fairseq_modern import (
     early_validation,
     empty_translations,
     errors,
+    finite_scores,
     first_error,
     hydra_train,
     optional_packages,
@@ -66,7 +67,7 @@ def patch_hydra_train(module: ModuleType) -> None:
 
 def patch_train(module: ModuleType) -> None:
     """Wrap functions of `fairseq_cli.train`: `main`, `train` (an epoch), `validate_and_save` (after each update),
-    `get_valid_stats` (of a validation).
+    `validate`, `get_valid_stats` (of a validation).
     """
 
     @wrap(module)
@@ -87,6 +88,12 @@ def patch_train(module: ModuleType) -> None:
         stopping.handle_signals()
         early_validation.check(module, cfg, trainer, task)
         return original(cfg, trainer, task, epoch_itr)
+
+    @wrap(module)
+    def validate(original, cfg, trainer, *arguments, **more):
+        scores = original(cfg, trainer, *arguments, **more)
+        finite_scores.leave_out_others(trainer, scores)
+        return scores
 
     @wrap(module)
     def get_valid_stats(original, cfg, trainer, stats, *arguments, **more):

@@ -1,6 +1,10 @@
-"""Mistakes in the settings of validation end a training run before its first update, and nothing else changes."""
+"""Mistakes in the settings of validation end a training run before its first update, and nothing else changes.
+
+Validations with a score of NaN do not count.
+"""
 
 import inspect
+import math
 import random
 import re
 import shutil
@@ -140,6 +144,21 @@ def test_bleu_of_empty_translations_is_zero(train, tmp_path, monkeypatch, is_pat
         return
     assert error is None
     assert torch.load(tmp_path / "checkpoint_best.pt", weights_only=False)["extra_state"]["best"] == 0
+
+
+@pytest.mark.parametrize(("score", "is_patched"), [(math.nan, True), (-math.inf, True), (math.nan, False)])
+def test_a_score_that_is_not_finite_does_not_count(train, tmp_path, monkeypatch, caplog, score, is_patched):
+    """Of three epochs, the second one has this score; the first one is the best."""
+    from fairseq_cli import train as program
+
+    monkeypatch.setenv("FAIRSEQ_MODERN_SKIP", "" if is_patched else "finite_scores")
+    scores = iter([3.0, score, 4.0])
+    monkeypatch.setattr(program, "get_valid_stats", lambda *_: {"loss": next(scores)})
+    assert train(max_update=100, max_epoch=3, patience=5)[1] is None
+    best = torch.load(tmp_path / "checkpoint_best.pt", weights_only=False)["extra_state"]
+    is_right = (best["best"], best["train_iterator"]["epoch"], program.should_stop_early.num_runs) == (3.0, 2, 1)
+    assert is_right is is_patched
+    assert (f"ignored the score {score} of the validation after update" in caplog.text) is is_patched
 
 
 class RandomTrainer:
