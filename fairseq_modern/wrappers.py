@@ -19,6 +19,7 @@ from fairseq_modern import (
     hydra_train,
     optional_packages,
     plugins,
+    skipped_updates,
     store_ema,
     unpatched_checkpoints,
 )
@@ -66,7 +67,7 @@ def patch_hydra_train(module: ModuleType) -> None:
 
 
 def patch_train(module: ModuleType) -> None:
-    """Wrap functions of `fairseq_cli.train`: `main`, `train` (an epoch), `validate_and_save` (after each update),
+    """Wrap functions of `fairseq_cli.train`: `main`, `train` (an epoch), `validate_and_save` (after each batch),
     `validate`, `get_valid_stats` (of a validation).
     """
 
@@ -87,6 +88,7 @@ def patch_train(module: ModuleType) -> None:
             return [None], True
         stopping.handle_signals()
         early_validation.check(module, cfg, trainer, task)
+        skipped_updates.remember(trainer)
         return original(cfg, trainer, task, epoch_itr)
 
     @wrap(module)
@@ -101,8 +103,11 @@ def patch_train(module: ModuleType) -> None:
         return original(cfg, trainer, stats, *arguments, **more)
 
     @wrap(module)
-    def validate_and_save(original, cfg, trainer, task, epoch_itr, *arguments, **more):
-        losses, should_stop = original(cfg, trainer, task, epoch_itr, *arguments, **more)
+    def validate_and_save(original, cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch):
+        losses, should_stop = [None], False
+        if not skipped_updates.is_skipped(trainer, end_of_epoch):
+            losses, should_stop = original(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
+        skipped_updates.remember(trainer)
         if not should_stop:
             stopping.stop_if_requested(module.checkpoint_utils, cfg, trainer, epoch_itr)
         return losses, should_stop

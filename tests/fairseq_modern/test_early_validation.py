@@ -1,6 +1,6 @@
 """Mistakes in the settings of validation end a training run before its first update, and nothing else changes.
 
-Validations with a score of NaN do not count.
+Validations that do not count: those with a score of NaN, and repeated ones.
 """
 
 import inspect
@@ -18,7 +18,8 @@ from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.trainer import Trainer
 
-from fairseq_modern import early_validation
+from fairseq_modern import early_validation, hydra_train
+from tests import forked
 from tests.commands import flags
 from tests.common import TINY_MODEL, TINY_TRAINING
 from tests.models.cases import same_training
@@ -159,6 +160,28 @@ def test_a_score_that_is_not_finite_does_not_count(train, tmp_path, monkeypatch,
     is_right = (best["best"], best["train_iterator"]["epoch"], program.should_stop_early.num_runs) == (3.0, 2, 1)
     assert is_right is is_patched
     assert (f"ignored the score {score} of the validation after update" in caplog.text) is is_patched
+
+
+@pytest.mark.parametrize(("is_patched", "runs"), [(True, 1), (False, 3)])
+def test_a_batch_without_an_update_is_not_validated_again(tmp_path, monkeypatch, is_patched, runs):
+    """Such as after an overflow of --fp16. The score does not improve."""
+    from fairseq_cli import train as program
+
+    monkeypatch.setenv("FAIRSEQ_MODERN_SKIP", "" if is_patched else "skipped_updates")
+    hydra_train.forget_scores(program)
+    calls = []
+    monkeypatch.setattr(program, "validate", lambda cfg, trainer, *_: calls.append(trainer.get_num_updates()) or [4.0])
+    monkeypatch.setattr(program.checkpoint_utils, "save_checkpoint", lambda *_: calls.append("saved"))
+    cfg = forked.training_config(tmp_path)
+    cfg.checkpoint.patience, cfg.checkpoint.save_interval_updates = 5, 10
+    trainer = SimpleNamespace(cumulative_training_time=lambda: 0, data_parallel_world_size=1)
+    for updates in (9, 10, 10, 10, 11, 20):
+        trainer.get_num_updates = lambda updates=updates: updates
+        program.validate_and_save(cfg, trainer, None, SimpleNamespace(epoch=1), ["valid"], False)
+    assert calls == [10, "saved", *[10, "saved"] * (runs - 1), 20, "saved"]
+    assert program.should_stop_early.num_runs == runs
+    program.validate_and_save(cfg, trainer, None, SimpleNamespace(epoch=1), ["valid"], True)
+    assert calls[-2:] == [20, "saved"], "the end of an epoch"
 
 
 class RandomTrainer:
