@@ -8,6 +8,7 @@ from typing import Any
 
 from fairseq_modern import (
     amp,
+    best_checkpoints,
     cpu_training,
     distributed,
     dummy_batches,
@@ -119,7 +120,8 @@ def patch_checkpoint_utils(module: ModuleType) -> None:
     @wrap(module)
     def save_checkpoint(original, cfg, trainer, epoch_itr, val_loss):
         epoch_end.save_update(original, cfg, trainer, epoch_itr, val_loss)
-        saved = original(cfg, trainer, epoch_itr, val_loss)
+        with best_checkpoints.all_written(module, cfg, trainer):
+            saved = original(cfg, trainer, epoch_itr, val_loss)
         stopping.remember_save(trainer)
         return saved
 

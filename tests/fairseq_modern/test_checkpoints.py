@@ -25,7 +25,7 @@ from fairseq_modern import fault_tolerance, wrappers
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import atomic_write, remove_stale_temp_files
 from tests.common import TINY_MODEL, TINY_TRAINING
-from tests.forked import check_killed, flip_a_bit, kill
+from tests.forked import check_killed, flip_a_bit, kill, training_config
 from tests.models.cases import Task
 
 
@@ -249,6 +249,50 @@ def test_a_kill_while_copying_leaves_the_old_file(tmp_path, monkeypatch, manager
 
     check_killed(copy)
     assert target.read_bytes() == expected
+
+
+class SavingTrainer:
+    """Writes small files."""
+
+    data_parallel_rank, updates = 0, 0
+    should_save_checkpoint_on_current_rank = True
+
+    def __init__(self, suffix):
+        self.checkpoint_suffix = suffix
+
+    def consolidate_optimizer(self):
+        pass
+
+    def get_num_updates(self):
+        return self.updates
+
+    def save_checkpoint(self, path, extra_state):
+        Path(path).write_text(str(extra_state["val_loss"]))
+
+
+@pytest.mark.parametrize(
+    ("scores", "maximize", "best"),
+    [
+        ([6, 4, 5], True, [6, 5, 4]),
+        ([2, 6, 4, 1, 5], True, [6, 5, 4]),
+        ([3, 4, 5, 3.5, 9], False, [3, 3.5, 4]),
+        ([-1, -3, -2, 0.5, -4], False, [-4, -3, -2]),
+        ([-1, -3, -2, 0.5, -4], True, [0.5, -1, -2]),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["", "-part"])
+def test_the_best_n_checkpoints_are_kept(tmp_path, monkeypatch, scores, maximize, best, suffix):
+    monkeypatch.setattr(checkpoint_utils.save_checkpoint, "best", None, raising=False)
+    del checkpoint_utils.save_checkpoint.best
+    cfg, trainer = training_config(tmp_path).checkpoint, SavingTrainer(suffix)
+    cfg.update(keep_best_checkpoints=3, maximize_best_checkpoint_metric=maximize, save_interval=100)
+    for epoch, score in enumerate(map(float, scores), start=1):
+        position = SimpleNamespace(epoch=epoch, end_of_epoch=lambda: True, state_dict=dict)
+        checkpoint_utils.save_checkpoint(cfg, trainer, position, score)
+    kept = [float(path.read_text()) for path in tmp_path.glob(f"checkpoint.best_loss_*{suffix}.pt")]
+    assert sorted(kept, reverse=maximize) == best
+    assert float((tmp_path / f"checkpoint_best{suffix}.pt").read_text()) == best[0]
+    assert not list(tmp_path.glob("*inf*"))
 
 
 def test_removes_temp_files_of_killed_writes_and_nothing_else(tmp_path):
