@@ -27,7 +27,7 @@ AFTER = {
     "fairseq.data.dictionary": ("dictionary_flags.patch",),
     "fairseq.data.huffman.huffman_coder": ("removed_names.patch_bits",),
     "fairseq.data.indexed_dataset": ("index_overflow.patch", "truncated_data.patch", "line_ends.patch"),
-    "fairseq.data.iterators": ("prefetching.patch", "fault_tolerance.position.patch_iterator"),
+    "fairseq.data.iterators": ("prefetching.patch", "curriculum.patch", "fault_tolerance.position.patch_iterator"),
     "fairseq.data.language_pair_dataset": ("removed_names.patch",),
     "fairseq.data.token_block_dataset": ("removed_names.patch",),
     "fairseq.dataclass.configs": ("dataclass_defaults.restore_builtins",),

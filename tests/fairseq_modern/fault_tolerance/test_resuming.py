@@ -259,12 +259,32 @@ def test_tasks_without_a_dataclass_have_batch_settings():
     assert position.batch_settings(cfg) == {"--tokens-per-sample": 512, "--sample-break-mode": "eos"}
 
 
+def iterator(**options):
+    data, batches = torch.utils.data.TensorDataset(torch.arange(100)), [[number] for number in range(100)]
+    return iterators.EpochBatchIterator(data, list, batches, **options)
+
+
+def numbers(batches):
+    return [int(number) for ((number,),) in batches]
+
+
 @pytest.mark.parametrize("offset", [0, 30, 98])
 def test_the_last_batch_of_an_epoch_is_left_out_after_resuming_too(offset, monkeypatch):
     """Unpatched, 39 of 69 batches would follow batch 30, and none batch 60."""
     monkeypatch.setenv("FAIRSEQ_MODERN_FAULT_TOLERANCE", "1")
-    data, batches = torch.utils.data.TensorDataset(torch.arange(100)), [[number] for number in range(100)]
-    iterator = iterators.EpochBatchIterator(data, list, batches, skip_remainder_batch=True)
-    iterator.load_state_dict({"epoch": 1, "iterations_in_epoch": offset, "shuffle": False})
-    following = [int(number) for ((number,),) in iterator.next_epoch_itr(shuffle=False)]
-    assert following == list(range(offset, 99))
+    batches = iterator(skip_remainder_batch=True)
+    batches.load_state_dict({"epoch": 1, "iterations_in_epoch": offset, "shuffle": False})
+    assert numbers(batches.next_epoch_itr(shuffle=False)) == list(range(offset, 99))
+
+
+def test_batches_are_shuffled_after_a_curriculum_and_resume_where_they_were():
+    """The references make a data loader for each epoch, as fairseq does without `reuse_dataloader`."""
+    kept, fresh, epochs = iterator(reuse_dataloader=True), iterator(), []
+    for epoch in (1, 2, 3):
+        epochs.append(numbers(kept.next_epoch_itr(shuffle=epoch > 1)))
+        assert epochs[-1] == numbers(fresh.next_epoch_itr(shuffle=epoch > 1))
+    assert epochs[0] == sorted(epochs[1]) == sorted(epochs[2]) == list(range(100))
+    assert epochs[0] != epochs[1] != epochs[2]
+    resumed = iterator(reuse_dataloader=True)
+    resumed.load_state_dict({"epoch": 2, "iterations_in_epoch": 20, "shuffle": True})
+    assert numbers(resumed.next_epoch_itr(shuffle=True)) == epochs[1][20:]
