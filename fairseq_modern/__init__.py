@@ -54,7 +54,7 @@ AFTER = {
     "fairseq.options": ("options.patch",),
     "fairseq.tasks.fairseq_task": ("amp.patch_task", "plugins.patch_task"),
     "fairseq.tasks.translation_from_pretrained_bart": ("bart_task.patch",),
-    "fairseq.trainer": ("fault_tolerance.stopping.patch_trainer", "wrappers.patch_trainer"),
+    "fairseq.trainer": ("fault_tolerance.stopping.patch_trainer", "ordered_indices.patch", "wrappers.patch_trainer"),
     "fairseq.utils": ("options.patch_user_dir",),
     "fairseq_cli.hydra_train": ("hydra_train.patch", "wrappers.patch_hydra_train"),
     "fairseq_cli.interactive": ("line_ends.patch_interactive",),

@@ -26,6 +26,7 @@ BATCHES = {
     "--required-batch-size-multiple": ("dataset", "required_batch_size_multiple"),
     "--train-subset": ("dataset", "train_subset"),
     "--grouped-shuffling": ("dataset", "grouped_shuffling"),
+    "--update-ordered-indices-seed": ("dataset", "update_ordered_indices_seed"),
     "--skip-remainder-batch": ("optimization", "skip_remainder_batch"),
     "--seed": ("common", "seed"),
     "--max-source-positions": ("task", "max_source_positions"),

@@ -13,11 +13,14 @@ from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy
 import pytest
 import torch
 from fairseq import checkpoint_utils
-from fairseq.data import iterators
+from fairseq.data import FairseqDataset, iterators
+from fairseq.tasks import FairseqTask
 from fairseq.tasks.translation import TranslationConfig
+from fairseq.trainer import Trainer
 
 from fairseq_modern import fault_tolerance
 from fairseq_modern.errors import UserError
@@ -225,6 +228,7 @@ def test_a_file_that_another_user_writes_stays(tmp_path, monkeypatch):
         ({("distributed_training", "distributed_world_size"): 2}, False),
         ({("dataset", "max_tokens"): 100}, False),
         ({("dataset", "grouped_shuffling"): True}, False),
+        ({("dataset", "update_ordered_indices_seed"): True}, False),
         ({("optimization", "skip_remainder_batch"): True}, False),
         ({("common", "seed"): 2}, False),
         ({("task", "data"): "moved"}, True),
@@ -288,3 +292,45 @@ def test_batches_are_shuffled_after_a_curriculum_and_resume_where_they_were():
     resumed = iterator(reuse_dataloader=True)
     resumed.load_state_dict({"epoch": 2, "iterations_in_epoch": 20, "shuffle": True})
     assert numbers(resumed.next_epoch_itr(shuffle=True)) == epochs[1][20:]
+
+
+class Sentences(FairseqDataset):
+    """Sentences of one token, in random order."""
+
+    def __getitem__(self, index):
+        return index
+
+    def __len__(self):
+        return 40
+
+    def num_tokens_vec(self, indices):
+        return numpy.ones(len(indices), dtype=numpy.int64)
+
+    def ordered_indices(self):
+        return numpy.random.permutation(len(self))
+
+    def collater(self, samples):
+        return samples
+
+
+@pytest.mark.parametrize("seed_changes", [True, False])
+def test_a_run_whose_order_changes_with_the_epoch_resumes_where_it_was(tmp_path, seed_changes):
+    cfg = forked.training_config(tmp_path)
+    cfg.dataset.update({"batch_size": 4, "num_workers": 0, "update_ordered_indices_seed": seed_changes})
+
+    def trainer():
+        task = FairseqTask(TranslationConfig(data="data"))
+        task.datasets["train"] = Sentences()
+        model = SimpleNamespace(max_positions=lambda: None)
+        ranks = {"data_parallel_world_size": 1, "data_parallel_rank": 0, "tpu": False}
+        return SimpleNamespace(cfg=cfg, task=task, model=model, reset_dummy_batch=lambda batch: None, **ranks)
+
+    once, epochs = trainer(), []
+    for epoch in (1, 2):
+        batches = Trainer.get_train_iterator(once, epoch, load_dataset=False)
+        epochs.append(list(batches.next_epoch_itr()))
+    resumed = Trainer.get_train_iterator(trainer(), 2, load_dataset=False)
+    resumed.load_state_dict({"epoch": 2, "iterations_in_epoch": 3, "shuffle": True})
+    assert list(resumed.next_epoch_itr()) == epochs[1][3:]
+    sets = [{frozenset(batch) for batch in batches} for batches in epochs]
+    assert (sets[0] == sets[1]) is not seed_changes
