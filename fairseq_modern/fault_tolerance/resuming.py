@@ -12,7 +12,7 @@ Check: the files. Before a training run loads a checkpoint, the first process
 - ignores --restore-file and --reset-... if `checkpoint_last.pt` was written by the same command (see `command`). With
   any other command, they apply as in fairseq.
 
-A missing --restore-file is an error.
+A missing --restore-file is an error. With --no-save-optimizer-state, a warning says that training cannot resume.
 """
 
 import contextlib
@@ -44,6 +44,10 @@ START = {
 }
 # ... and files from which fairseq starts only if there is no `checkpoint_last.pt`.
 SOURCES = ("finetune_from_model", "continue_once")
+INCOMPLETE = (
+    "with --no-save-optimizer-state, training cannot resume: the same command starts again at update 1, from the "
+    "parameters of the checkpoint"
+)
 
 _locks: List[filelock.BaseFileLock] = []
 
@@ -92,6 +96,8 @@ def prepare_folder(module: Any, cfg: Any, trainer: Any) -> bool:
     directory = cfg.get("save_dir")
     if cfg.get("no_save") or not directory or not os.path.isdir(directory):  # or a remote folder
         return False
+    if cfg.no_save_optimizer_state:
+        logger.warning(INCOMPLETE)
     command = trainer.command = command_of(trainer.cfg)
     lock(directory)
     for name in remove_stale_temp_files(directory):

@@ -137,7 +137,9 @@ def stop(checkpoint_utils: Any, cfg: Any, trainer: Any, epoch_itr: Any) -> None:
         else:
             advice = "the same command resumes from there"
             flags = resuming.start_flags(cfg.checkpoint)
-            if flags and not resuming.uses_last(cfg.checkpoint, trainer):
+            if cfg.checkpoint.no_save_optimizer_state:
+                advice = resuming.INCOMPLETE
+            elif flags and not resuming.uses_last(cfg.checkpoint, trainer):
                 advice = f"to resume from there, leave out {flags}"
             logger.warning(f"stopped after update {updates}, saved; {advice}")
     raise Stopped

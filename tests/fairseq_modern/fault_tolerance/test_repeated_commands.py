@@ -106,7 +106,9 @@ def test_a_damaged_checkpoint_of_another_run_stays(tmp_path):
     assert (tmp_path / "checkpoint_last.pt").read_bytes() == b"damaged"
 
 
-@pytest.mark.parametrize("flags", [{"no_last_checkpoints": True}, {"checkpoint_suffix": "-part"}])
+@pytest.mark.parametrize(
+    "flags", [{"no_last_checkpoints": True}, {"checkpoint_suffix": "-part"}, {"no_save_optimizer_state": True}]
+)
 def test_the_message_says_if_the_same_command_does_not_resume(tmp_path, caplog, flags):
     """Checkpoints in parts have other names; the control has one part."""
     messages = []
@@ -125,6 +127,11 @@ def test_the_message_says_if_the_same_command_does_not_resume(tmp_path, caplog, 
     if "checkpoint_suffix" in flags:
         leave_out = f"leave out --restore-file {tmp_path / PRETRAINED} --reset-optimizer --reset-dataloader"
         assert messages[1] == f"stopped after update 30, saved; to resume from there, {leave_out}"
+    elif "no_save_optimizer_state" in flags:
+        assert messages[1] == f"stopped after update 30, saved; {resuming.INCOMPLETE}"
+        assert "same command resumes" not in messages[1]
+        resuming.prepare_folder(checkpoint_utils, cfg.checkpoint, trainer)
+        assert caplog.messages[-1] == resuming.INCOMPLETE, "before training, too"
     else:
         assert messages[1] == "stopped after update 30, without a checkpoint, as configured"
 
