@@ -2,7 +2,7 @@
 
 - `--amp` divides gradients by the loss scale twice (`AMPOptimizer.step`): before clipping, fairseq unscales the inner
   optimizer, and then steps the wrapper around it, for which torch's GradScaler unscales the gradients again.
-- `--amp-scale-window` is ignored (`AMPOptimizer.__init__` passes another setting).
+- `--amp-init-scale` and `--amp-scale-window` are ignored (`AMPOptimizer.__init__` passes other settings).
 - `--amp` on a CPU computes in fp32 (`FairseqTask.train_step`). Here, the loss is computed in bf16, without a loss
   scale; parameters, gradients and Adam's moments stay fp32. On a CPU without native bf16 support, it is an error.
 - `--fp16` on a CPU ends in a traceback, with some flags only when gradients overflow (`Trainer.__init__`); `--bf16` may
@@ -39,9 +39,9 @@ def step_once(self: Any) -> None:
 
 
 def patch(module: ModuleType) -> None:
-    """Patch `AMPOptimizer`: its step, its growth interval, and its scaler on a CPU."""
+    """Patch `AMPOptimizer`: its step, its initial scale and growth interval, and its scaler on a CPU."""
     optimizer = module.AMPOptimizer
-    ignores_window = "amp_init_scale" in names(optimizer.__init__)
+    ignores_settings = "fp16_init_scale" in names(optimizer.__init__)
     if names(optimizer.step) == {"scaler", "step", "fp32_optimizer", "update"}:
         optimizer.step = step_once
     if "cuda" not in names(optimizer.__init__):
@@ -52,9 +52,11 @@ def patch(module: ModuleType) -> None:
         self.on_cpu = all(parameter.device.type == "cpu" for parameter in fp32_optimizer.params)
         if not self.on_cpu:
             original(self, cfg, params, fp32_optimizer, **options)
-            window = getattr(cfg.common, "amp_scale_window", None)
-            if ignores_window and window is not None:
-                self.scaler.set_growth_interval(window)
+            state = self.scaler.state_dict()
+            if ignores_settings and state:  # it is empty without CUDA
+                window = getattr(cfg.common, "amp_scale_window", None)
+                settings = {"scale": cfg.common.amp_init_scale, "growth_interval": window or state["growth_interval"]}
+                self.scaler.load_state_dict({**state, **settings})
             return
         if not processor.bfloat16_units():
             raise UserError(f"--amp needs a CPU with native bf16 support; got {processor.name()}; leave out --amp")

@@ -105,7 +105,7 @@ def test_amp_on_a_cpu_computes_in_bfloat16_and_steps_in_float32(units):
 
 
 @pytest.mark.parametrize("window", [None, 300])
-def test_amp_scale_window_is_the_number_of_updates_between_increases(window, monkeypatch):
+def test_amp_has_its_own_initial_scale_and_number_of_updates_between_increases(window, monkeypatch):
     class Scaler(torch.amp.GradScaler):
         def __init__(self, **options):
             super().__init__("cpu", **options)
@@ -114,6 +114,7 @@ def test_amp_scale_window_is_the_number_of_updates_between_increases(window, mon
     parameter = torch.nn.Parameter(torch.ones(2, device="meta"))
     optimizer = optimizer_of(parameter, amp_scale_window=window)
     assert optimizer.scaler.get_growth_interval() == (window or Scaler().get_growth_interval())
+    assert optimizer.scaler.get_scale() == 128, "not the 4 of --fp16-init-scale"
 
 
 def test_amp_rejects_a_cpu_without_native_bf16_support(monkeypatch):
