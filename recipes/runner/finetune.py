@@ -17,7 +17,7 @@ from fairseq_modern.errors import UserError
 from fairseq_modern.fault_tolerance.checkpoints import latest_valid_checkpoint
 
 from . import settings
-from .folder import keep_settings, locked
+from .folder import keep_settings, locked, summary
 from .launch import run_logged
 from .programs import tool
 from .progress import RunProgress
@@ -59,7 +59,7 @@ def build_parser(recipe: str, **about: Any) -> argparse.ArgumentParser:
 def open_folder(args: argparse.Namespace, recipe: str, options: Dict[str, Any]) -> Iterator[Path]:
     """Check --model, --data, --name and --reference, and lock the folder of the results.
 
-    The run in it is identified by model, name, seed and the `options`.
+    The run in it is identified by model, name, seed, the files of the data-bin and the `options`.
     """
     if not re.fullmatch("[A-Za-z0-9_-]+", args.name):
         raise UserError(f"--name must consist of letters, digits, _ and -; got '{args.name}'")
@@ -69,7 +69,10 @@ def open_folder(args: argparse.Namespace, recipe: str, options: Dict[str, Any]) 
         raise UserError(f"there is no data-bin {args.data}")
     references(args.reference)
     folder = Path(args.output or ROOT / "runs" / recipe / args.name)
+    data = [path for path in Path(args.data).iterdir() if path.suffix in (".bin", ".idx", ".txt")]
+    checksums = {path.name: checkpoints.sha256(path) for path in data}
     identity = {"name": args.name, "model": checkpoints.sha256(args.model), "seed": args.seed}
+    identity["data"] = summary(checksums)
     with locked(folder):
         keep_settings(folder, {**identity, **options})
         yield folder

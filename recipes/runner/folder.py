@@ -31,6 +31,11 @@ def fingerprint(data: Path, kept: Any = None) -> Union[int, str]:
     checksums = read_checksums(data / CHECKSUMS)
     if isinstance(kept, int):
         return zlib.crc32("\n".join(sorted(set(checksums.values()))).encode())
+    return summary(checksums)
+
+
+def summary(checksums: Dict[str, str]) -> str:
+    """SHA-256 of names and checksums of files."""
     lines = [f"{digest}  {name}\n" for name, digest in sorted(checksums.items())]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 

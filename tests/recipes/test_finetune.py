@@ -1,12 +1,14 @@
 """Fine-tuning of a trained model: its flags give the function of its checkpoint."""
 
+import shutil
 from argparse import Namespace
 
 import pytest
 import torch
 from fairseq import models, options
 
-from recipes.runner.finetune import model_flags
+from fairseq_modern.errors import UserError
+from recipes.runner.finetune import model_flags, open_folder
 from tests.models.cases import SMALL, Task, arguments, batch
 
 
@@ -48,3 +50,19 @@ def test_quantisation_is_kept(tmp_path):
         torch.save({"cfg": {"model": args}, "args": None, "model": {}}, tmp_path / "source.pt")
         words = model_flags(str(tmp_path / "source.pt"))
         assert words[words.index("--quant-noise-scalar") + 1] == str(value)
+
+
+def test_a_folder_belongs_to_the_files_of_one_data_bin(tmp_path):
+    model, data = tmp_path / "model.pt", tmp_path / "data-bin"
+    data.mkdir()
+    for path in (model, data / "dict.en.txt", data / "train.en-de.en.bin"):
+        path.write_text("a")
+    args = Namespace(name="x", model=model, data=data, reference=[], seed=1, output=tmp_path / "run")
+    for folder in (data, shutil.copytree(data, tmp_path / "moved")):
+        args.data = folder
+        with open_folder(args, "heads", {"gates": "g"}) as opened:
+            assert opened == tmp_path / "run"
+    (data / "train.en-de.en.bin").write_text("b")
+    args.data = data
+    with pytest.raises(UserError, match="different settings: data "), open_folder(args, "heads", {"gates": "g"}):
+        pass
