@@ -7,9 +7,14 @@
 - A `--config-name` without a file trains with fairseq's defaults. Check: the file exists; otherwise it is an error.
 - Each run of `--multirun` inherits the best score of the previous run, so that it may stop too early, or write no
   `checkpoint_best.pt`. Check: the attributes in which fairseq stores the score, which are deleted before each run.
+- Sweepers that look for the best settings receive None. Check: the program drops what its function returns, a mean over
+  validations. They receive the best score of the run.
 """
 
+import functools
 import glob
+import inspect
+import math
 import os
 import posixpath
 from dataclasses import dataclass
@@ -35,7 +40,18 @@ def base(folder: str, name: str) -> str:
 
 
 def patch(module: ModuleType) -> None:
-    """Wrap `fairseq_cli.hydra_train.hydra_init`."""
+    """Wrap `hydra_init` of `fairseq_cli.hydra_train`, and replace `hydra_main`."""
+    import hydra
+    from fairseq.checkpoint_utils import save_checkpoint
+
+    @hydra.main("../fairseq/config", "config", version_base="1.1")
+    @functools.wraps(inspect.unwrap(module.hydra_main))
+    def hydra_main(cfg: Any) -> float:
+        module._hydra_main(cfg)
+        worst = -math.inf if cfg.checkpoint.maximize_best_checkpoint_metric else math.inf
+        return getattr(save_checkpoint, "best", worst)
+
+    module.hydra_main = hydra_main  # type: ignore[attr-defined]
 
     @wrap(module)
     def hydra_init(original, cfg_name="config"):

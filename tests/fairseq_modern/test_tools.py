@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import math
 import signal
 import sys
 import weakref
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fairseq import checkpoint_utils
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq_cli import hydra_train as program
 from hydra.core.hydra_config import HydraConfig
@@ -80,6 +82,22 @@ def test_settings_may_refer_to_defaults_of_a_task(monkeypatch):
         cfg.task, cfg.model, cfg.recipe = task, model, {"width": 3}
     program._hydra_main(cfg)
     assert given[0].model.max_target_positions == 1024
+
+
+@pytest.mark.parametrize("maximize", [True, False])
+def test_sweepers_receive_the_best_score(monkeypatch, maximize):
+    """Unpatched, they receive None."""
+    scores = vars(checkpoint_utils.save_checkpoint)
+    monkeypatch.setattr(program.distributed_utils, "call_main", lambda *_, **__: scores.update(best=3.0))
+    monkeypatch.setattr(program, "reset_logging", lambda: None)
+    cfg = OmegaConf.structured(FairseqConfig())
+    with open_dict(cfg):
+        cfg.task, cfg.model = {"_name": "language_modeling", "data": "x"}, {"_name": "transformer_lm"}
+    cfg.checkpoint.maximize_best_checkpoint_metric = maximize
+    assert program.hydra_main(cfg) == 3.0
+    del scores["best"]
+    monkeypatch.setattr(program.distributed_utils, "call_main", lambda *_, **__: None)
+    assert program.hydra_main(cfg) == (-math.inf if maximize else math.inf)
 
 
 @pytest.mark.parametrize(
