@@ -56,10 +56,14 @@ _BATCH, _MEASURED = 32, 100
 
 
 class Source(NamedTuple):
-    """A model of a folder, in evaluation mode, and its tokenizer."""
+    """A model of a folder, in evaluation mode, its tokenizer, and the precision of its file.
+
+    The model computes at least in float32: half precision is too coarse for the steps of Adam, and for its eps.
+    """
 
     model: Any
     tokenizer: Any
+    dtype: torch.dtype
 
     @property
     def is_encoder(self) -> bool:
@@ -76,7 +80,9 @@ class Source(NamedTuple):
                 f"{os.fspath(folder)} must be an encoder or a classifier; got {type(model).__name__}: convert it with "
                 "collab_fairseq.reparam.huggingface.to_collaborative in Python"
             )
-        return cls(model.eval().to(device), load_tokenizer(folder))
+        dtype: torch.dtype = model.dtype
+        model = model.eval().to(device, torch.promote_types(dtype, torch.float32))
+        return cls(model, load_tokenizer(folder), dtype)
 
     def batches(self, texts: Sequence[Text], size: int = _BATCH) -> List[Batch]:
         """The texts in order, cut to the positions of the model."""
@@ -267,7 +273,7 @@ def convert_folder(folder: PathLike, output_folder: PathLike, settings: Settings
     """Convert a model folder, as `collab reparam` does; see :func:`.pipeline.convert_model` for the record.
 
     ``settings.calibration`` and ``settings.distill_text`` name text files, ``settings.evaluate`` a text file or a task
-    folder. The new folder also contains the tokenizer and the other small files of the source.
+    folder. The new folder also contains the tokenizer and the other small files of the source, and has its precision.
 
     Raises:
         AttentionError, UserError: invalid settings, model or text. Nothing is written.
@@ -312,8 +318,9 @@ def convert_folder(folder: PathLike, output_folder: PathLike, settings: Settings
     seconds = time.perf_counter() - began
     with new_folder(output_folder) as work:
         _copy_small_files(Path(folder), Path(work))
-        converted.save_pretrained(work)
+        converted.to(source.dtype).save_pretrained(work)
         source.tokenizer.save_pretrained(work)
+    converted.to(source.model.dtype)  # the rounded weights are evaluated
     logger.info("wrote %s", os.fspath(output_folder))
     if kept:
         kept.discard()

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from collab_fairseq.progress import Progress
+from fairseq_modern.errors import UserError
 
 # fraction of the steps in which the learning rate rises
 _WARMUP = 0.05
@@ -39,6 +40,9 @@ def train(
 
     Returns:
         Learning curve, pairs of step and mean divergence since the last point; CPU time of this process in seconds.
+
+    Raises:
+        UserError: the divergence is NaN or infinite.
     """
     trained = [parameter.requires_grad_() for parameter in parameters]
     sizes = [float(parameter.detach().square().mean().sqrt()) for parameter in trained]
@@ -51,6 +55,10 @@ def train(
         for step, batch in enumerate(_shuffled(batches, steps, seed)):
             adam.zero_grad()
             divergence, number = backward(batch)
+            if not math.isfinite(divergence):
+                raise UserError(
+                    f"the divergence must be finite; got {divergence} in step {step + 1}: lower --distill-rate"
+                )
             warmup = (step + 1) / max(1, round(_WARMUP * steps))
             factor = min(warmup, 0.5 * (1 + math.cos(math.pi * step / steps)))
             for group in adam.param_groups:

@@ -174,6 +174,37 @@ def test_distillation_lowers_the_divergence_on_other_text(place, source):
     assert all(torch.equal(original[key], changed[key]) for key in same)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_converted_in_float32_and_rounded_once(place, tmp_path, dtype):
+    """The same weights in a float32 folder are the reference, up to the last rounding."""
+    flags = ("--key-dim", 4, "--calibration", place / "text", "--distill", 20, "--evaluate", place / "pairs")
+    half = hf.load_folder(place / "encoder").to(dtype)
+    write(tmp_path / "half", half)
+    model, parts = convert(tmp_path, "half", *flags)
+    write(tmp_path / "single", half.float())
+    exact, expected = convert(tmp_path, "single", *flags)
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+    assert all(torch.equal(tensor, exact.state_dict()[name].to(dtype)) for name, tensor in model.state_dict().items())
+    assert parts["distillation"]["after"] < parts["distillation"]["before"]
+    assert parts["distillation"]["curve"] == expected["distillation"]["curve"]
+    sides = [
+        [json.loads(line)[side] for line in lines(place / "pairs" / "validation.jsonl")] for side in ("first", "second")
+    ]
+    cosine = torch.cosine_similarity(
+        *(torch.cat([embeddings(one, side) for side in sides]) for one in (half, model.float()))
+    )
+    measured = parts["evaluation"]["mean cosine to the source"]["after"]
+    assert measured == pytest.approx(float(cosine.mean()), abs=1e-6)
+    assert parts["evaluation"]["100 × Spearman"]["before"] == expected["evaluation"]["100 × Spearman"]["before"]
+
+
+def test_diverged_distillation_is_an_error_and_writes_nothing(place, tmp_path):
+    flags = ["--key-dim", 4, "--calibration", place / "text", "--distill", 5, "--distill-rate", 1e30]
+    error = collab("reparam", place / "encoder", "--output", tmp_path / "output", "--device", "cpu", *flags, status=1)
+    assert "the divergence must be finite; got nan in step" in error
+    assert not (tmp_path / "output").exists()
+
+
 def test_budget_spends_dimensions_where_the_divergence_is_largest(place):
     # without queries, the attention of the second layer needs no dimensions
     model = hf.load_folder(place / "encoder")
