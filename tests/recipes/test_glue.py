@@ -19,6 +19,10 @@ from tests.common import ROOT
 
 for package in ("transformers", "accelerate", "sklearn", "scipy", "pandas"):
     pytest.importorskip(package, reason="pip install 'collab_fairseq[huggingface,plots]'")
+import safetensors.torch  # noqa: E402
+import torch  # noqa: E402
+import transformers  # noqa: E402
+
 from recipes.glue import embeddings, figure, heads, minilm, paper, table, tasks  # noqa: E402
 from recipes.glue import run as recipe  # noqa: E402
 
@@ -276,6 +280,27 @@ def test_rejects_a_folder_without_tokenizer(start, tmp_path):
         (tmp_path / "one" / "bert" / name).unlink(missing_ok=True)
     with pytest.raises(UserError, match=r"toy/train\.jsonl: at most 25% of the tokens may be unknown"):
         start("one", 1)
+
+
+def test_fine_tunes_in_float32(start, tmp_path):
+    """Of a model in half precision, a step of 2e-5 changes every weight, both times; rounded, it would change few."""
+    study = start("one", 1)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "one" / "bert")
+    model.to(torch.bfloat16).save_pretrained(tmp_path / "one" / "bert")
+    study.args.lr, study.epochs = 2e-5, 2  # the last step of the linear decay is small
+    study.splits["validation"] = study.splits["train"]
+    name, states = "bert.encoder.layer.0.intermediate.dense.weight", [model.state_dict()]
+    for stage in ("standard", "converted/16", "tuned/16"):
+        assert study.run(stage)["parameters"]
+        states.append(safetensors.torch.load_file(study.folder(stage) / "model.safetensors"))
+    assert {tensor.dtype for state in states[1:] for tensor in state.values()} == {torch.float32}
+    original, standard, converted, tuned = (state[name].float() for state in states)
+    assert torch.equal(standard, converted)
+    for before, after in ((original, standard), (converted, tuned)):
+        changed = before != after
+        assert changed.float().mean() > 0.95
+        # control: the same steps, rounded
+        assert (before.bfloat16() != after.bfloat16()).float().mean() < 0.5 * changed.float().mean()
 
 
 @pytest.mark.slow
