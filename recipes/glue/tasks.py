@@ -16,6 +16,7 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from transformers import AutoConfig, AutoModelForSequenceClassification, BertTokenizer, set_seed
 
+from fairseq_modern.errors import UserError
 from fairseq_modern.files import new_folder
 
 METRICS: Dict[str, Callable[[np.ndarray, np.ndarray], Any]] = {
@@ -35,7 +36,13 @@ class Task(NamedTuple):
     validation: Tuple[str, ...] = ("validation",)
 
     def measure(self, outputs: np.ndarray, labels: np.ndarray) -> Dict[str, float]:
-        """Metric → value, from the outputs (sentences, classes); correlations are 0 if all predictions are equal."""
+        """Metric → value, from the outputs (sentences, classes); correlations are 0 if all predictions are equal.
+
+        Raises:
+            UserError: an output is NaN, which would count as a prediction, or infinite.
+        """
+        if not np.isfinite(outputs).all():
+            raise UserError("the outputs of the model must be finite; got NaN or infinity: lower --lr")
         predicted = outputs.reshape(-1) if self.labels == 1 else outputs.argmax(-1)
         return {name: float(np.nan_to_num(METRICS[name](labels, predicted))) for name in self.metrics}
 

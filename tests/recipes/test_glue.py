@@ -40,6 +40,20 @@ def test_metrics():
     assert stsb.measure(np.ones((3, 1)), labels) == {"pearson": 0, "spearman": 0}
 
 
+def test_a_diverged_model_has_no_score(start):
+    """Of NaN, the largest class is 0: its score would be that of a constant prediction."""
+    study = start("one", 1)
+    study.args.lr = 1e30
+    study.splits["validation"] = study.splits["train"] = study.splits["train"] * 64  # two steps
+    with pytest.raises(UserError, match="outputs of the model must be finite; got NaN or infinity"):
+        study.stage("standard")
+    assert not study.record.parts
+    for task in tasks.GLUE.values():
+        for wrong in (np.nan, np.inf):
+            with pytest.raises(UserError, match="must be finite"):
+                task.measure(np.array([[1.0] * task.labels, [wrong] * task.labels]), np.array([0, 1]))
+
+
 def test_constant_predictions():
     """Of the most frequent label of the training set, and of its mean; a control predicts the labels themselves."""
     mrpc, stsb = tasks.GLUE["mrpc"], tasks.GLUE["stsb"]
