@@ -243,6 +243,13 @@ def from_pretrained(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:
             "load your own classes with collaborative_class(YourClass).from_pretrained"
         )
     model_class: Any = collaborative_class(base) if type(config) in CONFIGS.values() else base
-    model: PreTrainedModel = model_class.from_pretrained(name_or_path, **kwargs)
+    model: PreTrainedModel
+    model, info = model_class.from_pretrained(name_or_path, output_loading_info=True, **kwargs)
+    # transformers gives missing weights random values; base models may have been saved without their pooler
+    missing = sorted(name for name in info["missing_keys"] if not name.startswith("pooler."))
+    if missing:
+        raise AttentionError(
+            f"{name_or_path} must have all weights of its {saved}; got none for {', '.join(missing[:3])}"
+        )
     check_convertible(model)
     return model

@@ -189,6 +189,23 @@ def test_auto_classes_load_saved_models_and_damage_is_reported(tmp_path):
         assert type(standard) is transformers.BertForSequenceClassification
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_missing_weights_of_a_standard_model_are_an_error(case, tmp_path):
+    """transformers makes them random. Base models may lack their pooler."""
+    model = make(case)
+    model.save_pretrained(tmp_path, state_dict={f"_orig_mod.{name}": each for name, each in model.state_dict().items()})
+    with pytest.raises(AttentionError, match=rf"must have all weights of its {type(model).__name__}; got none for "):
+        hf.from_pretrained(tmp_path)
+    model.save_pretrained(tmp_path)
+    loaded = hf.from_pretrained(tmp_path).state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in model.state_dict().items())
+    base = model.base_model
+    without = {name: each for name, each in base.state_dict().items() if not name.startswith("pooler.")}
+    base.save_pretrained(tmp_path / "base", state_dict=without)
+    loaded = hf.from_pretrained(tmp_path / "base").state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in without.items())
+
+
 def test_scale_of_the_source_is_kept():
     """The authors' code changes the scale with the key dimension, which increases the error."""
     model = make("bert")
