@@ -30,9 +30,10 @@ one. Texts are then raw, one per line (two columns separated by a tab for pairs)
     model = transformers.AutoModel.from_pretrained("smaller")
 
 Distillation reproduces the mean-pooled embeddings of an encoder, or the predictions of a classifier. --evaluate TEXT
-reports their similarity to those of the source. --evaluate TASK, a folder with validation.jsonl (objects with texts and
-a number "label"), also reports a metric: Spearman's correlation of cosine similarities for the pairs of an encoder,
-accuracy or correlations for a classifier.
+reports their similarity to those of the source. --evaluate TASK, a folder with validation.jsonl, also reports a metric:
+Spearman's correlation of cosine similarities for the pairs of an encoder, accuracy or correlations for a classifier.
+Each line is an object with "label", a number or class, and one or two texts with the names of a GLUE task, such as
+"sentence1" and "sentence2", or "text".
 """
 
 import argparse

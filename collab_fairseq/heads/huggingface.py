@@ -1,6 +1,5 @@
 """Hugging Face models in redundancy, importance, ablation and pruning: sequence classifiers and Marian."""
 
-import json
 import math
 import os
 from collections import Counter
@@ -70,21 +69,11 @@ def load(
         raise UserError(
             f"{path} must be a model for sequence classification or translation; got {type(model).__name__}"
         )
-    if getattr(model.config, "problem_type", None) == "multi_label_classification":
-        raise UserError(f"{path} must have one class per text; got a multi-label classifier")
+    adapters.check_labels(model, path)
     tokenizer = adapters.load_tokenizer(path)
     model.to(device)
     lines = read_lines(text, "the examples")
-    texts, labels = [], []
-    for number, line in enumerate(lines[:sentences], 1):
-        try:
-            example = parse_example(line, fields, label, model)
-        except ValueError as error:
-            raise UserError(f"{os.fspath(text)}, line {number}: {error}") from error
-        texts.append(example[0])
-        labels.append(example[1])
-    if not labels:
-        raise UserError(f"{os.fspath(text)} has no examples")
+    texts, labels = adapters.read_examples(lines[:sentences], os.fspath(text), fields, label, model)
     batches = list(encode(model, tokenizer, texts, labels, batch_size))
     adapters.check_tokens(tokenizer, batches, os.fspath(text))
     return Loaded(model, tokenizer, adapters.head_layers(model), labels, batches, len(lines))
@@ -98,31 +87,8 @@ def read_weights(path: str) -> Dict[str, HeadFactors]:
     return {layer_id: scores.heads.to(torch.float64) for layer_id, (_, scores) in zip(layer_ids, weights, strict=True)}
 
 
-def parse_example(line: str, fields: Sequence[str], label: str, model: Any) -> Tuple[List[str], Any]:
-    """Texts and label of a JSON object; a ValueError says what is wrong."""
-    row = json.loads(line)
-    if not isinstance(row, dict):
-        raise ValueError(f"it must be a JSON object; got {type(row).__name__}")
-    for field in (*fields, label):
-        if field not in row:
-            raise ValueError(f"it must have the field {field}; got {', '.join(row)}")
-    for field in fields:
-        if not isinstance(row[field], str):
-            raise ValueError(f"{field} must be a text; got {row[field]!r}")
-    value, classes = row[label], model.config.num_labels
-    if translates(model):
-        expected, valid = "a translation", isinstance(value, str)
-    elif classes == 1:
-        expected, valid = "a number", isinstance(value, (int, float))
-    else:
-        expected, valid = f"a class from 0 to {classes - 1}", value in range(classes)
-    if not valid:
-        raise ValueError(f"the label must be {expected}; got {value!r}")
-    return [row[field] for field in fields], value
-
-
 def encode(
-    model: Any, tokenizer: Any, texts: Sequence[List[str]], labels: Sequence[Any], batch_size: int
+    model: Any, tokenizer: Any, texts: Sequence[Sequence[str]], labels: Sequence[Any], batch_size: int
 ) -> Iterator[Inputs]:
     """The examples in batches, in order, on the device of the model; texts are cut to its positions."""
     max_length = min(tokenizer.model_max_length, model.config.max_position_embeddings)

@@ -10,7 +10,6 @@ It needs no labels. It allocates a budget of key dimensions, is the loss of the 
 text of an evaluation.
 """
 
-import json
 import logging
 import math
 import os
@@ -28,7 +27,15 @@ from torch.nn import functional as F
 from collab_fairseq.attention import AttentionError
 from collab_fairseq.attention.factors import ScoreWeights
 from collab_fairseq.checkpoints import PathLike, file_setting
-from collab_fairseq.huggingface import attention_layers, check_tokens, load_folder, load_tokenizer, score_weights
+from collab_fairseq.huggingface import (
+    attention_layers,
+    check_labels,
+    check_tokens,
+    load_folder,
+    load_tokenizer,
+    read_examples,
+    score_weights,
+)
 from collab_fairseq.huggingface.layers import CollaborativeHeads, names_of
 from collab_fairseq.modules.sites import swapped_modules
 from collab_fairseq.progress import shown
@@ -80,6 +87,7 @@ class Source(NamedTuple):
                 f"{os.fspath(folder)} must be an encoder or a classifier; got {type(model).__name__}: convert it with "
                 "collab_fairseq.reparam.huggingface.to_collaborative in Python"
             )
+        check_labels(model, os.fspath(folder))
         dtype: torch.dtype = model.dtype
         model = model.eval().to(device, torch.promote_types(dtype, torch.float32))
         return cls(model, load_tokenizer(folder), dtype)
@@ -186,7 +194,10 @@ def distill(source: Source, student: Any, texts: Sequence[Text], steps: int, rat
 
 
 class Examples(NamedTuple):
-    """Labelled texts of a task: ``validation.jsonl``, objects with texts and a number ``label``, one per line."""
+    """Labelled texts of a task: ``validation.jsonl``, objects with texts and a ``label``, one per line.
+
+    The names of the texts are those of :data:`collab_fairseq.huggingface.examples.TEXT_FIELDS`.
+    """
 
     texts: List[Text]
     labels: List[Union[int, float]]
@@ -194,14 +205,11 @@ class Examples(NamedTuple):
     @classmethod
     def read(cls, folder: PathLike, source: Source) -> "Examples":
         path = os.path.join(folder, "validation.jsonl")
-        rows = [json.loads(line) for line in read_lines(path, "the examples") if line.strip()]
-        texts = [tuple(value for value in row.values() if isinstance(value, str)) for row in rows]
-        wanted = (2,) if source.is_encoder else (1, 2)
-        valid = all(isinstance(row.get("label"), (int, float)) for row in rows)
-        if not rows or not valid or {len(text) for text in texts} not in [{number} for number in wanted]:
-            kind = "two texts" if source.is_encoder else "one or two texts"
-            raise UserError(f"every line of {path} must be a JSON object with {kind} and a number 'label'")
-        return cls(texts, [row["label"] for row in rows])
+        texts, labels = read_examples(read_lines(path, "the examples"), path, None, "label", source.model)
+        if {len(text) for text in texts} not in ([{2}] if source.is_encoder else [{1}, {2}]):
+            kind = "two texts" if source.is_encoder else "one text, or all two texts"
+            raise UserError(f"all examples in {path} must have {kind}")
+        return cls(texts, labels)
 
 
 def metrics(results: Tensor, examples: Examples, is_encoder: bool) -> Dict[str, float]:
@@ -285,6 +293,7 @@ def convert_folder(folder: PathLike, output_folder: PathLike, settings: Settings
     kept: Optional[Record] = None
     if budget:
         allocation.check_budget({name: scores.heads.rank for name, scores in origin.items()}, budget)
+    evaluation = read_evaluation(str(settings.evaluate), source) if settings.evaluate else None
     texts: List[Text] = []
     calibrations = divergences = distillation = None
     if settings.calibration:
@@ -300,7 +309,6 @@ def convert_folder(folder: PathLike, output_folder: PathLike, settings: Settings
     else:
         logger.warning("no --calibration: the fit is unweighted and loses more quality")
     distill_texts = read_texts(settings.distill_text, "the text of --distill-text") if settings.distill_text else texts
-    evaluation = read_evaluation(str(settings.evaluate), source) if settings.evaluate else None
     key_dims: Any = dict.fromkeys(origin, settings.key_dim)
     if budget:
         tokens_of_texts = (tensor for batch in batches for _, tensor in sorted(batch.items()))

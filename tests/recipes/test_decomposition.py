@@ -24,7 +24,9 @@ def place(tmp_path_factory):
     write(folder / "encoder", make("bert").bert)
     (folder / "text").write_text("".join(sentence(random_) + "\n" for _ in range(80)))
     (folder / "pairs").mkdir()
-    rows = [{"first": sentence(random_), "second": sentence(random_), "label": random_.random()} for _ in range(30)]
+    rows = [
+        {"sentence1": sentence(random_), "sentence2": sentence(random_), "label": random_.random()} for _ in range(30)
+    ]
     (folder / "pairs" / "validation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 

@@ -17,6 +17,7 @@ from collab_fairseq.records.record import load  # noqa: E402
 from collab_fairseq.reparam import folders  # noqa: E402
 from collab_fairseq.reparam.huggingface import to_collaborative  # noqa: E402
 from fairseq_modern.errors import UserError  # noqa: E402
+from recipes.glue import tasks  # noqa: E402
 from tests.common import ROOT, collab  # noqa: E402
 from tests.huggingface.cases import BERT, HEADS, WIDTH, WORDS, make  # noqa: E402
 
@@ -49,7 +50,9 @@ def place(tmp_path_factory):
     (folder / "more").write_text("".join(sentence(random_) + "\n" for _ in range(1500)))
     (folder / "held-out").write_text("".join(sentence(random_) + "\n" for _ in range(40)))
     (folder / "pairs").mkdir()
-    rows = [{"first": sentence(random_), "second": sentence(random_), "label": random_.random()} for _ in range(50)]
+    rows = [
+        {"sentence1": sentence(random_), "sentence2": sentence(random_), "label": random_.random()} for _ in range(50)
+    ]
     (folder / "pairs" / "validation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "classes").mkdir()
     rows = [{"label": random_.randrange(2), "sentence": sentence(random_)} for _ in range(50)]
@@ -116,7 +119,7 @@ def test_cosine_and_correlation_equal_those_of_single_texts(place):
     model, parts = convert(place, "encoder", "--key-dim", SMALL, "--evaluate", place / "pairs")
     source = hf.load_folder(place / "encoder")
     rows = [json.loads(line) for line in lines(place / "pairs" / "validation.jsonl")]
-    labels, sides = [row["label"] for row in rows], [[row[side] for row in rows] for side in ("first", "second")]
+    labels, sides = [row["label"] for row in rows], [[row[side] for row in rows] for side in ("sentence1", "sentence2")]
     for name, one in (("before", source), ("after", model)):
         similarities = torch.cosine_similarity(*(embeddings(one, side) for side in sides))
         expected = 100 * spearmanr(labels, similarities.numpy()).statistic
@@ -188,7 +191,8 @@ def test_half_precision_is_converted_in_float32_and_rounded_once(place, tmp_path
     assert parts["distillation"]["after"] < parts["distillation"]["before"]
     assert parts["distillation"]["curve"] == expected["distillation"]["curve"]
     sides = [
-        [json.loads(line)[side] for line in lines(place / "pairs" / "validation.jsonl")] for side in ("first", "second")
+        [json.loads(line)[side] for line in lines(place / "pairs" / "validation.jsonl")]
+        for side in ("sentence1", "sentence2")
     ]
     cosine = torch.cosine_similarity(
         *(torch.cat([embeddings(one, side) for side in sides]) for one in (half, model.float()))
@@ -220,6 +224,48 @@ def test_budget_spends_dimensions_where_the_divergence_is_largest(place):
     assert set(parts["divergences"]) == {layer["layer"] for layer in parts["layers"]}
 
 
+@pytest.mark.parametrize("name", tasks.GLUE)
+def test_texts_of_glue_tasks_are_read_in_the_order_of_the_task(place, tmp_path, name):
+    """Whatever the order in the file; the GLUE recipe, which fine-tunes the models, has its own table of names."""
+    task = tasks.GLUE[name]
+    config = transformers.BertConfig(**BERT, num_labels=task.labels)
+    source = folders.Source(transformers.BertForSequenceClassification(config), None, torch.float32)
+    row = {"idx": 7, "label": task.labels - 1, **{field: f"the {field}" for field in reversed(task.fields)}}
+    (tmp_path / "validation.jsonl").write_text(json.dumps(row) + "\n\n")
+    examples = folders.Examples.read(tmp_path, source)
+    assert examples.texts == [tuple(f"the {field}" for field in task.fields)]
+    assert examples.labels == [task.labels - 1]
+
+
+def test_examples_without_clear_texts_and_labels_are_an_error(place, tmp_path):
+    """A text that is the label in words would be read by the model, and an unlabelled example would count as wrong."""
+    model = hf.load_folder(place / "classifier")
+    model.config.problem_type = "multi_label_classification"
+    write(tmp_path / "many", model)
+    for source, rows, message in (
+        ("classifier", [{"text": "w3", "label": 0, "label_text": "w5"}], "line 1: its texts must be text, or sentence"),
+        ("classifier", [{"sentence": "w3", "label": 0, "id": "w5"}], ", and no others; got sentence, id"),
+        ("classifier", [{"idx": 1, "label": 0}], ", and no others; got none"),
+        ("classifier", [{"text": "w3", "label": 0}, {"text": "w3", "label": -1}], "line 2: the label must be a class"),
+        ("classifier", [{"text": "w3", "label": 2}], "line 1: the label must be a class from 0 to 1; got 2"),
+        ("classifier", [{"text": "w3", "label": "w5"}], "line 1: the label must be a class from 0 to 1; got 'w5'"),
+        (
+            "classifier",
+            [{"text": "w3", "label": 0}, {"sentence1": "w3", "sentence2": "w4", "label": 0}],
+            "must have one",
+        ),
+        ("classifier", [], "has no examples"),
+        ("encoder", [{"text": "w3", "label": 0}], "must have two texts"),
+        ("encoder", [{"premise": "w3", "hypothesis": "w3", "label": float("nan")}], "must be a number; got nan"),
+        (tmp_path / "many", [{"text": "w3", "label": 0}], "must have one class per text; got a multi-label classifier"),
+    ):
+        (tmp_path / "validation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        # calibration text that cannot be read: the examples are checked first
+        words = ["--key-dim", 8, "--calibration", tmp_path / "none", "--evaluate", tmp_path]
+        error = collab("reparam", place / source, "--output", tmp_path / "output", *words, status=1)
+        assert message in error
+
+
 def test_bad_input_is_one_sentence_and_writes_nothing(place, tmp_path):
     for name in ("empty", "adapter", "t5"):
         (tmp_path / name).mkdir()
@@ -244,7 +290,7 @@ def test_bad_input_is_one_sentence_and_writes_nothing(place, tmp_path):
         ([place / "encoder", "--key-dim", 8, "--calibration", tmp_path / "unknown"], "may be unknown to the model"),
         ([place / "encoder", "--key-dim", 8, "--calibration", tmp_path / "none"], "cannot read the calibration text"),
         ([place / "encoder", "--key-dim", 8, "--evaluate"], "--evaluate needs a text file or a task folder"),
-        ([place / "encoder", "--key-dim", 8, *text, "--evaluate", place / "classes"], "with two texts and a number"),
+        ([place / "encoder", "--key-dim", 8, *text, "--evaluate", place / "classes"], "must have two texts"),
         ([place / "encoder", "--key-dim", 8, "--evaluate", tmp_path / "none"], "cannot read the texts of --evaluate"),
         ([place / "encoder", "--budget", "mean:33", *text], "at most mean:32"),
         ([place / "encoder", "--key-dim", 8, "--data", tmp_path], "--data is for models of fairseq"),
