@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from dataclasses import asdict, replace
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Tuple
 
 from collab_fairseq.attention import SITES
 from collab_fairseq.files import write_json
@@ -86,7 +86,7 @@ def readme(source: Source, engine: str, title: str, usage: List[str], written: W
     if card.lowercase:
         vocabulary += ", lower-cased"
     origin = ", ".join(phrase.format(card.made_from[key]) for key, phrase in _ORIGIN.items() if key in card.made_from)
-    name, scores, sections = _record(source.record)
+    name, scores, sections = _record(source)
     lines = [
         f"# {title}, {card.source_lang} to {card.target_lang}",
         "",
@@ -106,17 +106,30 @@ def readme(source: Source, engine: str, title: str, usage: List[str], written: W
     return metadata(card, engine, name or card.made_from.get("file", title), scores) + "\n".join(lines) + "\n"
 
 
-def _record(path: Optional[str]) -> Tuple[str, List[Score], List[str]]:
-    """Name, scores and sections of the README from a record; of none: nothing."""
+def _record(source: Source) -> Tuple[str, List[Score], List[str]]:
+    """Name, scores and sections of the README from the record of a model; of none: nothing."""
+    path = source.record
     if path is None:
         return "", [], []
     try:
         with open(path, encoding="utf-8") as stream:
             record = json.load(stream)
+        _check_record(record, source, path)
         scores, lines = _results(record["parts"])
         return record["name"], scores, [*lines, *_origin(record)]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"{path} is not a record of this project ({type(error).__name__})") from error
+
+
+def _check_record(record: Mapping[str, Any], source: Source, path: str) -> None:
+    """Raise UserError if the record, whose scores are shown, is of another checkpoint or another average."""
+    output, origin = record["parts"].get("output"), source.card.made_from
+    averaged = (source.trained.state.get("extra_state") or {}).get("averaged_from")
+    recorded = record["settings"].get("averaged_from")
+    if output and output["sha256"] != origin.get("sha256", output["sha256"]):
+        raise UserError(f"{path} must be the record of this checkpoint; got that of {output['file']}, another file")
+    if averaged and recorded and {each["sha256"] for each in averaged} != {each["sha256"] for each in recorded}:
+        raise UserError(f"{path} must be the record of this checkpoint; got that of another average")
 
 
 def _architecture(source: Source, written: Written) -> List[str]:

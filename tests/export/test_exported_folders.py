@@ -183,6 +183,36 @@ def test_readme_has_the_numbers_of_the_record(models, tmp_path):
     assert f"- licence: {licence}\n" in other
 
 
+def test_the_record_is_of_the_checkpoint(models, tmp_path):
+    """By SHA-256: of the output of a conversion, and of the checkpoints that a run has averaged."""
+    average, one = tmp_path / "averaged.pt", models.checkpoint("collaborative")
+    state, report = checkpoints.average([one])
+    checkpoints.save(state, average)
+    record = json.loads(TRAINING.read_text())
+    other = record["settings"]["averaged_from"]
+    assert len(other) > 1
+    digest = hashlib.sha256(average.read_bytes()).hexdigest()
+    for number, (averaged, parts, message) in enumerate(
+        (
+            (other, {}, "got that of another average"),
+            (report, {}, None),
+            ([], {"output": {"file": "x.pt", "sha256": "0" * 64}}, "got that of x.pt, another file"),
+            ([], {"output": {"file": "x.pt", "sha256": digest}}, None),
+        )
+    ):
+        (tmp_path / "record.json").write_text(
+            json.dumps({**record, "parts": parts, "settings": {**record["settings"], "averaged_from": averaged}})
+        )
+        output = tmp_path / f"output{number}"
+        command = ["export", average, "--to", "folder", "--output", output, "--record", tmp_path / "record.json"]
+        error = collab(*command, status=1 if message else 0)
+        assert output.is_dir() == (message is None)
+        if message:
+            assert f"record.json must be the record of this checkpoint; {message}" in error
+        else:  # a folder has the record of its checkpoint
+            collab("export", output, "--to", "folder", "--output", tmp_path / f"again{number}")
+
+
 def test_readme_omits_unknown_facts(models, tmp_path):
     checkpoint = models.checkpoint("mixed", kv_heads=1)
     readme = export(checkpoint, "folder", tmp_path / "out")
