@@ -29,11 +29,12 @@ one. Texts are then raw, one per line (two columns separated by a tab for pairs)
     import collab_fairseq.reparam.huggingface      # registers collaborative models with transformers
     model = transformers.AutoModel.from_pretrained("smaller")
 
-Distillation reproduces the mean-pooled embeddings of an encoder, or the predictions of a classifier. --evaluate TEXT
-reports their similarity to those of the source. --evaluate TASK, a folder with validation.jsonl, also reports a metric:
-Spearman's correlation of cosine similarities for the pairs of an encoder, accuracy or correlations for a classifier.
-Each line is an object with "label", a number or class, and one or two texts with the names of a GLUE task, such as
-"sentence1" and "sentence2", or "text".
+Distillation reproduces the embeddings of an encoder, or the predictions of a classifier. Embeddings are the mean over
+tokens, or the first token if 1_Pooling/config.json says so. --evaluate TEXT reports their similarity to those of the
+source. --evaluate TASK, a folder with validation.jsonl, also reports a metric: Spearman's correlation of cosine
+similarities for the pairs of an encoder, accuracy or correlations for a classifier. Each line is an object with
+"label", a number or class, and one or two texts with the names of a GLUE task, such as "sentence1" and "sentence2", or
+"text".
 """
 
 import argparse

@@ -2,7 +2,8 @@
 
 The source and the converted model are compared by a *divergence*, the mean over texts of
 
-    encoder        1 − cos(e, e')       e: mean of the last hidden states over the tokens of the text
+    encoder        1 − cos(e, e')       e: mean of the last hidden states over the tokens of the text, or the first one,
+                                        as in the folder's files of sentence-transformers
     classifier     KL(p ‖ p')           p: predicted distribution, in bits
     regression     (y − y')²            y: prediction
 
@@ -10,6 +11,7 @@ It needs no labels. It allocates a budget of key dimensions, is the loss of the 
 text of an evaluation.
 """
 
+import json
 import logging
 import math
 import os
@@ -63,7 +65,7 @@ _BATCH, _MEASURED = 32, 100
 
 
 class Source(NamedTuple):
-    """A model of a folder, in evaluation mode, its tokenizer, and the precision of its file.
+    """A model of a folder, in evaluation mode, its tokenizer, the precision of its file, and the pooling of an encoder.
 
     The model computes at least in float32: half precision is too coarse for the steps of Adam, and for its eps.
     """
@@ -71,6 +73,7 @@ class Source(NamedTuple):
     model: Any
     tokenizer: Any
     dtype: torch.dtype
+    pools_first: bool = False
 
     @property
     def is_encoder(self) -> bool:
@@ -90,7 +93,7 @@ class Source(NamedTuple):
         check_labels(model, os.fspath(folder))
         dtype: torch.dtype = model.dtype
         model = model.eval().to(device, torch.promote_types(dtype, torch.float32))
-        return cls(model, load_tokenizer(folder), dtype)
+        return cls(model, load_tokenizer(folder), dtype, not is_classifier and _pools_first(Path(folder)))
 
     def batches(self, texts: Sequence[Text], size: int = _BATCH) -> List[Batch]:
         """The texts in order, cut to the positions of the model."""
@@ -103,22 +106,50 @@ class Source(NamedTuple):
             batches.append({name: tensor.to(self.model.device) for name, tensor in inputs.items()})
         return batches
 
+    def output(self, model: Any, batch: Batch) -> Tensor:
+        """Embeddings of an encoder, (N, E), or logits of a classifier, (N, C), from this or a converted model.
+
+        N: texts.
+        """
+        if not self.is_encoder:
+            logits: Tensor = model(**batch).logits
+            return logits
+        states: Tensor = model(**batch).last_hidden_state  # (N, T, E)
+        if self.pools_first:
+            return states[:, 0]
+        mask = batch["attention_mask"][:, :, None].to(model.dtype)
+        return (states * mask).sum(1) / mask.sum(1)
+
+    @torch.no_grad()
+    def outputs(self, model: Any, batches: Sequence[Batch]) -> Tensor:
+        return torch.cat([self.output(model, batch) for batch in batches])
+
+
+def _pools_first(folder: Path) -> bool:
+    """Whether the first token has the embedding of the text, by the files of sentence-transformers; else the mean has.
+
+    Raises:
+        UserError: the embedding is another one, or changed by layers that are not part of the model.
+    """
+    modes = set()
+    for module in sorted(folder.glob("[1-9]_*")):
+        if module.name not in ("1_Pooling", "2_Normalize"):
+            raise UserError(f"{folder} must be an encoder with pooling only; got {module.name}")
+        if module.name == "1_Pooling":
+            config = json.loads((module / "config.json").read_text(encoding="utf-8"))
+            named = [config["pooling_mode"]] if "pooling_mode" in config else []
+            modes = {*named, *(name for name, on in config.items() if name.startswith("pooling_mode_") and on)}
+    first, mean = {"cls", "pooling_mode_cls_token"}, {"mean", "pooling_mode_mean_tokens"}
+    if not modes <= mean and not modes <= first:
+        raise UserError(f"{folder} must pool the mean or the first token; got {', '.join(map(str, modes))}")
+    return not modes <= mean
+
 
 def read_texts(path: PathLike, what: str) -> List[Text]:
     """A text per line; if every line has one tab, the two texts of a pair. Empty lines are skipped."""
     lines = [line for line in read_lines(path, what) if line.strip()]
     pairs = bool(lines) and all(line.count("\t") == 1 for line in lines)
     return [tuple(line.split("\t")) if pairs else (line,) for line in lines]
-
-
-def output(model: Any, batch: Batch) -> Tensor:
-    """Mean-pooled embeddings of an encoder, (N, E), or logits of a classifier, (N, C). N: texts."""
-    if model.base_model is not model:
-        logits: Tensor = model(**batch).logits
-        return logits
-    mask = batch["attention_mask"][:, :, None].to(model.dtype)
-    states = model(**batch).last_hidden_state  # (N, T, E)
-    return (states * mask).sum(1) / mask.sum(1)
 
 
 def divergence(expected: Tensor, got: Tensor, is_encoder: bool) -> Tensor:
@@ -131,24 +162,19 @@ def divergence(expected: Tensor, got: Tensor, is_encoder: bool) -> Tensor:
     return (log_p.exp() * (log_p - log_q)).sum(1) / math.log(2)
 
 
-@torch.no_grad()
-def outputs(model: Any, batches: Sequence[Batch]) -> Tensor:
-    return torch.cat([output(model, batch) for batch in batches])
-
-
 def _key_dims(
     source: Source, calibrations: Any, texts: Sequence[Text], budget: float, seed: int, kept: Record
 ) -> Tuple[Any, Any]:
     """Key dimension of each layer within a budget, and the divergences that determine it, which are also `kept`."""
     batches = source.batches(texts[:_MEASURED])
-    expected = outputs(source.model, batches)
+    expected = source.outputs(source.model, batches)
 
     def measure(weights: Mapping[str, ScoreWeights]) -> Dict[str, float]:
         converted = dict(attention_layers(with_scores(source.model, weights)))
         measured = {}
         for name in weights:
             with swapped_modules(source.model.base_model, {name: converted[name]}):
-                got = outputs(source.model, batches)
+                got = source.outputs(source.model, batches)
             measured[name] = float(divergence(expected, got, source.is_encoder).mean())
         return measured
 
@@ -167,16 +193,16 @@ def distill(source: Source, student: Any, texts: Sequence[Text], steps: int, rat
         and ``cpu_seconds``.
     """
     held = source.batches(texts[:_MEASURED])
-    expected = outputs(source.model, held)
+    expected = source.outputs(source.model, held)
 
     def measure() -> float:
-        return float(divergence(expected, outputs(student, held), source.is_encoder).mean())
+        return float(divergence(expected, source.outputs(student, held), source.is_encoder).mean())
 
     def backward(batch: Batch) -> Tuple[float, int]:
         with torch.no_grad():
-            reference = output(source.model, batch)
+            reference = source.output(source.model, batch)
         with torch.enable_grad():
-            loss = divergence(reference, output(student, batch), source.is_encoder).mean()
+            loss = divergence(reference, source.output(student, batch), source.is_encoder).mean()
         loss.backward()  # type: ignore[no-untyped-call]
         return float(loss.detach()), 1
 
@@ -256,7 +282,7 @@ def evaluate(
     """Measurements of the source and of the converted model; for the arguments see :func:`read_evaluation`."""
     results: Dict[str, Dict[str, float]] = {}
     batches = source.batches(texts)
-    expected, got = outputs(source.model, batches), outputs(converted, batches)
+    expected, got = source.outputs(source.model, batches), source.outputs(converted, batches)
     if examples:
         before, after = (metrics(each, examples, source.is_encoder) for each in (expected, got))
         results.update({name: {"before": before[name], "after": after[name]} for name in before})
@@ -287,7 +313,7 @@ def convert_folder(folder: PathLike, output_folder: PathLike, settings: Settings
         AttentionError, UserError: invalid settings, model or text. Nothing is written.
     """
     began = time.perf_counter()
-    source = Source.load(folder, settings.device)
+    source, files = Source.load(folder, settings.device), _small_files(Path(folder))
     origin = dict(score_weights(source.model))
     budget, steps = allocation.parse_budget(settings.budget) if settings.budget else None, Steps(settings)
     kept: Optional[Record] = None
@@ -325,7 +351,10 @@ def convert_folder(folder: PathLike, output_folder: PathLike, settings: Settings
         distillation = distill(source, converted, distill_texts, settings.distill, rate, settings.seed)
     seconds = time.perf_counter() - began
     with new_folder(output_folder) as work:
-        _copy_small_files(Path(folder), Path(work))
+        for path in files:
+            copy = Path(work) / path.relative_to(folder)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
         converted.to(source.dtype).save_pretrained(work)
         source.tokenizer.save_pretrained(work)
     converted.to(source.model.dtype)  # the rounded weights are evaluated
@@ -360,10 +389,20 @@ def convert_folder(folder: PathLike, output_folder: PathLike, settings: Settings
     return record
 
 
-def _copy_small_files(source: Path, target: Path) -> None:
-    """Copy settings of the tokenizer, of sentence-transformers and the like, without the weights in any format."""
-    for path in sorted(source.rglob("*")):
-        if path.is_file() and not path.is_symlink() and path.suffix in (".json", ".txt", ".model"):
-            copy = target / path.relative_to(source)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, copy)
+def _small_files(folder: Path) -> List[Path]:
+    """Settings of the tokenizer, of sentence-transformers and the like, without the weights in any format.
+
+    The folder may be one of the cache of the Hugging Face Hub, which has links to ``blobs``.
+
+    Raises:
+        UserError: another link out of the folder, which may come from strangers.
+    """
+    root = folder.resolve()
+    inside = (root, root.parent.parent / "blobs")
+    files = [
+        path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix in (".json", ".txt", ".model")
+    ]
+    for path in files:
+        if not any(path.resolve().is_relative_to(each) for each in inside):
+            raise UserError(f"{path} must be a file of the folder; got a link out of it: copy the folder with cp -rL")
+    return files

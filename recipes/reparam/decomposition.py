@@ -49,7 +49,7 @@ from collab_fairseq.records.drawing import (
 )
 from collab_fairseq.records.record import Record, load
 from collab_fairseq.reparam import fit_layers
-from collab_fairseq.reparam.folders import Source, divergence, metrics, outputs, read_evaluation, read_texts
+from collab_fairseq.reparam.folders import Source, divergence, metrics, read_evaluation, read_texts
 from collab_fairseq.reparam.huggingface import calibrate, with_scores
 from collab_fairseq.scoring.significance import Interval
 from fairseq_modern.errors import UserError
@@ -96,7 +96,7 @@ class Decompositions:
     @functools.cached_property
     def expected(self) -> torch.Tensor:
         """Embeddings of the source, (texts, E)."""
-        return outputs(self.source.model, self.batches)
+        return self.source.outputs(self.source.model, self.batches)
 
     @functools.cached_property
     def calibrations(self) -> Any:
@@ -145,7 +145,7 @@ class Decompositions:
 
     def measured(self, model: Any) -> Dict[str, float]:
         """Cosine with the embeddings of the source and, in a task folder, correlation with the labels."""
-        got = outputs(model, self.batches)
+        got = self.source.outputs(model, self.batches)
         cosine = 1 - float(divergence(self.expected, got, True).mean())
         return {COSINE: cosine, **(metrics(got, self.examples, True) if self.examples else {})}
 

@@ -1,6 +1,7 @@
 """`collab reparam` of Hugging Face folders, compared with transformers, scipy and PyTorch on the same text."""
 
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -68,12 +69,12 @@ def convert(place, source, *flags):
     return hf.load_folder(output), load(record, "conversion")["parts"]
 
 
-def embeddings(model, texts):
+def embeddings(model, texts, pool=lambda state: state.mean(0)):
     """Mean of the last hidden states, one text at a time and without padding."""
     tokenizer = transformers.BertTokenizer(vocab={word: index for index, word in enumerate(VOCABULARY)})
     with torch.no_grad():
         states = [model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0] for text in texts]
-    return torch.stack([state.mean(0) for state in states])
+    return torch.stack([pool(state) for state in states])
 
 
 def lines(path):
@@ -222,6 +223,53 @@ def test_budget_spends_dimensions_where_the_divergence_is_largest(place):
     assert first + second <= 24
     assert first > 2 * second
     assert set(parts["divergences"]) == {layer["layer"] for layer in parts["layers"]}
+
+
+@pytest.mark.parametrize(
+    "pooling", [{"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, {"pooling_mode": "cls"}]
+)
+def test_the_first_token_is_the_embedding_if_the_folder_says_so(place, tmp_path, pooling):
+    """Of single texts; the mean is a control. The folder is one of the Hub's cache, with links to its files."""
+    write(tmp_path / "model", hf.load_folder(place / "encoder"))
+    (tmp_path / "model" / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    snapshot = tmp_path / "snapshots" / "main"
+    for number, path in enumerate(file for file in sorted((tmp_path / "model").rglob("*")) if file.is_file()):
+        blob, link = tmp_path / "blobs" / str(number), snapshot / path.relative_to(tmp_path / "model")
+        for each in (blob, link):
+            each.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(blob)
+        link.symlink_to(os.path.relpath(blob, link.parent))
+    model, parts = convert(tmp_path, "snapshots/main", "--key-dim", SMALL, "--evaluate", place / "held-out")
+    written = tmp_path / "snapshots" / "main-converted" / "1_Pooling" / "config.json"
+    assert json.loads(written.read_text()) == pooling
+    assert not written.is_symlink()
+    texts, source = lines(place / "held-out"), hf.load_folder(place / "encoder")
+    first, mean = (
+        float(torch.cosine_similarity(*(embeddings(one, texts, pool) for one in (source, model))).mean())
+        for pool in (lambda state: state[0], lambda state: state.mean(0))
+    )
+    assert parts["evaluation"]["mean cosine to the source"]["after"] == pytest.approx(first, abs=1e-5)
+    assert abs(first - mean) > 1e-4
+
+
+def test_other_embeddings_and_links_out_of_the_folder_are_an_error(place, tmp_path):
+    """The layers after the pooling would be lost; a link of strangers could publish a private file."""
+    write(tmp_path / "model", hf.load_folder(place / "encoder"))
+    (tmp_path / "private.txt").write_text("secret")
+    pooling = tmp_path / "model" / "1_Pooling" / "config.json"
+    for change, message in (
+        (lambda: pooling.write_text('{"pooling_mode_max_tokens": true}'), "must pool the mean or the first token; got"),
+        (lambda: pooling.write_text('{"pooling_mode": "lasttoken"}'), "got lasttoken"),
+        (lambda: pooling.write_text('{"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": true}'), "must pool"),
+        (lambda: (tmp_path / "model" / "2_Dense").mkdir(), "must be an encoder with pooling only; got 2_Dense"),
+        (lambda: (tmp_path / "model" / "x.txt").symlink_to("../private.txt"), "got a link out of it"),
+    ):
+        change()
+        error = collab("reparam", tmp_path / "model", "--output", tmp_path / "output", "--key-dim", 8, status=1)
+        assert message in error
+        assert not (tmp_path / "output").exists()
+        pooling.write_text("{}")
+        shutil.rmtree(tmp_path / "model" / "2_Dense", ignore_errors=True)
 
 
 @pytest.mark.parametrize("name", tasks.GLUE)
