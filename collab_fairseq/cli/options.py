@@ -133,4 +133,4 @@ def check_distinct(output: str, *sources: str) -> None:
 
 def command(program: str = "collab") -> str:
     """The command line, for records."""
-    return f"{program} {shlex.join(sys.argv[1:])}"
+    return " ".join([program, *map(shlex.quote, sys.argv[1:])])

@@ -77,8 +77,7 @@ class CompiledDecoderLayer(CollabDecoderLayer):
 
 def _is_compiled(layer: nn.Module, *tensors: Tensor) -> bool:
     """Whether to compile a call: in training, of a layer without hooks, and with no size of 1."""
-    forward, backward = ("_forward_hooks", "_forward_pre_hooks"), ("_backward_hooks", "_backward_pre_hooks")
-    has_hooks = any(getattr(layer, hooks) for hooks in (*forward, *backward))
+    has_hooks = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
     trains = layer.training and torch.is_grad_enabled()
     return trains and not has_hooks and all(min(x.shape) > 1 for x in tensors)
 

@@ -226,11 +226,12 @@ def read_bpe_codes(path: PathLike, units: Optional[Set[str]] = None) -> Any:
 def read_sentencepiece(path: PathLike, units: Optional[Set[str]] = None) -> Any:
     """The SentencePieceProcessor of a model file; it makes no others than these units where it can."""
     import sentencepiece
-    from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]  # built at run time
 
     try:
         processor = sentencepiece.SentencePieceProcessor(model_file=os.fspath(path))
         if units is not None:
+            from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]  # made when it runs
+
             model = ModelProto.FromString(processor.serialized_model_proto())
             for piece in model.pieces:
                 if piece.type == piece.NORMAL and piece.piece not in units:
