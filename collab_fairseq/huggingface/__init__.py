@@ -13,6 +13,7 @@ from .models import (  # noqa: F401
     HeadOutputs,
     attention_layers,
     check_convertible,
+    check_loaded,
     collaborative_class,
     from_pretrained,
     head_layers,

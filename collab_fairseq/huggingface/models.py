@@ -7,7 +7,7 @@ loading some of its weights. Its config is that of the architecture plus ``atten
 
 import functools
 import sys
-from typing import Any, Dict, Iterator, Optional, Tuple, Type
+from typing import Any, Dict, Iterable, Iterator, Optional, Tuple, Type
 
 import transformers
 from huggingface_hub.dataclasses import strict
@@ -245,11 +245,21 @@ def from_pretrained(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:
     model_class: Any = collaborative_class(base) if type(config) in CONFIGS.values() else base
     model: PreTrainedModel
     model, info = model_class.from_pretrained(name_or_path, output_loading_info=True, **kwargs)
-    # transformers gives missing weights random values; base models may have been saved without their pooler
-    missing = sorted(name for name in info["missing_keys"] if not name.startswith("pooler."))
-    if missing:
-        raise AttentionError(
-            f"{name_or_path} must have all weights of its {saved}; got none for {', '.join(missing[:3])}"
-        )
+    check_loaded(name_or_path, saved, info["missing_keys"])
     check_convertible(model)
     return model
+
+
+def check_loaded(name_or_path: Any, kind: str, missing: Iterable[str], prefix: str = "") -> None:
+    """Raise an AttentionError if transformers gave random values to weights, which the file lacks.
+
+    Base models may have been saved without their pooler.
+
+    Args:
+        kind: the model that must be complete, for the message.
+        missing: names of missing weights.
+        prefix: of the model's weights, if it is the base of another one.
+    """
+    names = sorted(name for name in missing if name.startswith(prefix) and not name.startswith(f"{prefix}pooler."))
+    if names:
+        raise AttentionError(f"{name_or_path} must have all weights of its {kind}; got none for {', '.join(names[:3])}")

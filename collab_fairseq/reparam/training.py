@@ -57,7 +57,8 @@ def train(
             divergence, number = backward(batch)
             if not math.isfinite(divergence):
                 raise UserError(
-                    f"the divergence must be finite; got {divergence} in step {step + 1}: lower --distill-rate"
+                    f"the divergence must be finite; got {divergence} in step {step + 1}, with learning rate {rate:g}: "
+                    "lower it"
                 )
             warmup = (step + 1) / max(1, round(_WARMUP * steps))
             factor = min(warmup, 0.5 * (1 + math.cos(math.pi * step / steps)))

@@ -31,6 +31,7 @@ from collab_fairseq.records.drawing import (
 from collab_fairseq.records.rows import TrainingRecord, is_collaborative, key_dim, load_run, lookup
 from collab_fairseq.records.scores import ALL, list_test_sets, over_runs, score
 from collab_fairseq.scoring.significance import Interval, interval
+from fairseq_modern.errors import UserError
 from recipes.curve.analysis import PAIRS, SELECTED, choose, configurations, differences_during, seeds_of
 
 #: row of the convergence study → its name, with the key dimension
@@ -86,7 +87,11 @@ def costs(runs: Sequence[TrainingRecord]) -> Dict[Row, Tuple[Interval, int]]:
     """Row → its NLL on all tests minus that at the full key dimension, paired by seed, and the number of seeds."""
     by_row: Dict[Row, Dict[int, TrainingRecord]] = {}
     for run in runs:
-        by_row.setdefault(_row(run), {})[run["seed"]] = run
+        first = by_row.setdefault(_row(run), {}).setdefault(run["seed"], run)
+        if first is not run:
+            raise UserError(
+                f"runs must differ in attention type, key dimension or seed; got {first['path']} and {run['path']}"
+            )
     full = by_row["standard", _width(runs)]
     result = {}
     for row, by_seed in by_row.items():

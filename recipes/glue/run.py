@@ -28,7 +28,7 @@ from collab_fairseq.checkpoints import file_setting, sha256
 from collab_fairseq.cli.main import guarded
 from collab_fairseq.cli.options import command
 from collab_fairseq.files import write_text
-from collab_fairseq.huggingface import check_tokens
+from collab_fairseq.huggingface import check_loaded, check_tokens
 from collab_fairseq.progress import Progress
 from collab_fairseq.records.record import Record
 from recipes import ROOT
@@ -96,9 +96,11 @@ class Study:
         result: Dict[str, Any] = {}
         transformers.set_seed(self.args.seed)
         if kind == STANDARD:
-            model = AutoModelForSequenceClassification.from_pretrained(
-                self.args.model, num_labels=self.task.labels, **PRECISION
+            model, info = AutoModelForSequenceClassification.from_pretrained(
+                self.args.model, num_labels=self.task.labels, output_loading_info=True, **PRECISION
             )
+            base, prefix = type(model.base_model).__name__, f"{model.base_model_prefix}."
+            check_loaded(self.args.model, base, info["missing_keys"], prefix)  # the classifier is new
             hf.check_convertible(model)
         elif kind == "converted":
             model, result["errors"] = self.convert(int(key_dim))

@@ -208,6 +208,8 @@ def test_costs_are_paired_by_seed():
     low, high = t_interval(small - full)
     assert cost.low <= low + 1e-9  # also over the sentences
     assert cost.high >= high - 1e-9
+    with pytest.raises(UserError, match=r"must differ in attention type, key dimension or seed; got .*curve_check-"):
+        figures.costs([load_run(path) for path in [*files, files[0]]])
 
 
 def test_figures_are_legible_in_one_column(tmp_path, monkeypatch):

@@ -23,6 +23,7 @@ import safetensors.torch  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
 
+from collab_fairseq.reparam import AttentionError  # noqa: E402
 from recipes.glue import embeddings, figure, heads, minilm, paper, table, tasks  # noqa: E402
 from recipes.glue import run as recipe  # noqa: E402
 
@@ -294,6 +295,19 @@ def test_rejects_a_folder_without_tokenizer(start, tmp_path):
         (tmp_path / "one" / "bert" / name).unlink(missing_ok=True)
     with pytest.raises(UserError, match=r"toy/train\.jsonl: at most 25% of the tokens may be unknown"):
         start("one", 1)
+
+
+def test_fine_tunes_a_complete_model_only(start, tmp_path):
+    """transformers makes missing weights random. The pooler and the classifier may be missing."""
+    study = start("one", 1)
+    study.splits["validation"] = study.splits["train"]
+    base = transformers.AutoModel.from_pretrained(tmp_path / "one" / "bert")
+    state = {name: each for name, each in base.state_dict().items() if not name.startswith("pooler.")}
+    base.save_pretrained(tmp_path / "one" / "bert", state_dict={f"net.{name}": each for name, each in state.items()})
+    with pytest.raises(AttentionError, match=r"one/bert must have all weights of its BertModel; got none for bert\."):
+        study.run("standard")
+    base.save_pretrained(tmp_path / "one" / "bert", state_dict=state)
+    assert study.run("standard")["parameters"]
 
 
 def test_fine_tunes_in_float32(start, tmp_path):
