@@ -1,8 +1,8 @@
 """``--to huggingface``: a folder for ``transformers``, with its class FSMT of fairseq's translation models.
 
 FSMT is fairseq's post-norm ``transformer``, so heads must fit as in :mod:`.fairseq`. Its tokenizer supports Moses with
-BPE codes, but normalises punctuation first and has no option to disable that. For SentencePiece, the folder has the
-SentencePiece model, and its README shows how to use it.
+BPE codes, but normalises punctuation first, does not limit the units to the dictionary, and has no option for either.
+For SentencePiece, the folder has the SentencePiece model, and its README shows how to use it.
 """
 
 import os
@@ -32,9 +32,10 @@ text = "A man is riding a bike."
 output = model.generate(**tokenizer(text, return_tensors="pt"), num_beams=5, max_length=200)[0]
 print(tokenizer.decode(output, skip_special_tokens=True))"""
 
-_NORMALISATION = [
+_DIFFERENCES = [
     'Before it splits a text, `FSMTTokenizer` normalises punctuation (“ becomes ") and removes control characters;',
-    "`collab translate` does neither. Both give the model the same tokens if the text is already normalised.",
+    "`collab translate` does neither. It gives `<unk>` for units that the dictionary lacks, where `collab translate`",
+    "gives smaller units.",
 ]
 
 _LOWERCASE = "It also lower-cases a text before it splits it, `collab translate` after that."
@@ -98,7 +99,7 @@ def export(source: Source, layers: Dict[str, Any], output: PathLike) -> None:
         if card.subwords == "subword_nmt" and card.moses:
             if (reason := _lacks_tokenizer(source)) is None:
                 _write_tokenizer(source, folder)
-                usage += ["", "```python", _WITH_TOKENIZER, "```", "", *_NORMALISATION]
+                usage += ["", "```python", _WITH_TOKENIZER, "```", "", *_DIFFERENCES]
                 usage += [_LOWERCASE] * (card.lowercase and card.lowercase_last)
             else:
                 usage += ["", f"The folder has no tokenizer: {reason}. Tokenise the text with Moses and subword-nmt."]

@@ -28,7 +28,7 @@ def write_bpe_model(folder, langs=("en", "de"), version="#version: 0.2\n", words
     """Write a model with BPE codes, and dictionaries without subword units for the languages in `words`."""
     (data := folder / "data-bin").mkdir()
     codes = folder / "codes"
-    codes.write_text(f"{version}r e\nre d</w>\nd o\n")
+    codes.write_text(f"{version}r e\nre d</w>\nd o\nh t\n")
     units = ["red", "do@@", "g", "t@@", "h@@", "e", ".", *(f"madeupword{n}" for n in range(6))]
     for lang in langs:
         lines = "".join(f"{unit} 1\n" for unit in units)
@@ -115,6 +115,10 @@ def test_tokenizers_lowercase_and_split_like_moses_and_bpe(tmp_path):
     assert '`FSMTTokenizer` normalises punctuation (“ becomes ")' in readme
     quoted, normalised = ([*map(dictionary.index, tokenizer.split(f"{q}red{q}")), 2] for q in ("“", '"'))
     assert theirs("“red“").input_ids == theirs('"red"').input_ids == normalised != quoted
+    assert "units that the dictionary lacks" in readme
+    units = [*map(dictionary.index, ["h@@", "t@@", "g"])]  # the codes make ht@@
+    assert [*map(dictionary.index, tokenizer.split("htg"))] == units
+    assert theirs("htg").input_ids == [dictionary.unk(), units[2], dictionary.eos()]
     with pytest.raises(UserError, match="export the checkpoint or model folder it was made from"):
         read_source(tmp_path / "huggingface")
 
@@ -279,7 +283,7 @@ def test_units_are_joined_like_sentencepiece(name, tmp_path):
 
 def test_bpe_makes_units_of_the_dictionary(tmp_path):
     """Units that training text with a vocabulary threshold does not have; the parts of a word may be known."""
-    (tmp_path / "bpecodes").write_text("#version: 0.2\nr e\nre d</w>\nd o\n")
+    (tmp_path / "bpecodes").write_text("#version: 0.2\nr e\nre d</w>\nd o\nh t\n")
     dictionary = tmp_path / "dict.en.txt"
     dictionary.write_text("re@@ 3\nd 2\ndo@@ 1\ng 1\n")
     tokenizer = Tokenizer(tmp_path, Card("torch", "en", "de", "subword_nmt", False, False, 9))
