@@ -14,6 +14,7 @@ The pages of this folder have the protocols, and the command of each table above
     masked       design B: losses, and the share of the gain that needs no sharing
     logits       standard deviation of the initial attention logits (no records)
     differences  of all pairs of rows, in test NLL, and in BLEU and chrF++ of both test sets as one
+    quarter      losses of each seed; outcome of Q − F, and of X − Q if there is an X, in the words of quarter.md
 
 A row is a configuration, trained with several seeds: --rows NAME=CONFIGURATION ..., where CONFIGURATION is the name of
 its runs without corpus, seed and updates, such as none-dk32-lr2. F: standard heads at the full key dimension; S:
@@ -39,7 +40,7 @@ from collab_fairseq.cli.main import guarded
 from collab_fairseq.records import pages
 from collab_fairseq.records.columns import METRICS
 from collab_fairseq.records.rows import TrainingRecord, frame, load_run, logits_factor
-from collab_fairseq.records.scores import ALL, list_test_sets, score
+from collab_fairseq.records.scores import ALL, list_test_sets, over_runs, score
 from collab_fairseq.scoring.significance import Interval, interval
 from collab_fairseq.scoring.sufficient_statistics import SCORES, load
 from fairseq_modern.errors import UserError
@@ -58,6 +59,8 @@ PAIRS = (("C", "F"), ("C", "S"), ("S", "F"))
 SELECTION_SEEDS = (1, 2)
 EARLY = 660  # the update at which the study of 2,000 updates compared learning curves
 LAST_UPDATES = 1000
+#: largest cost in bits per token of "one quarter is free", quarter.md
+MARGIN = 0.02
 BLIND = {"blind_2017_mscoco": "2017 mscoco", "blind_2018_flickr": "2018 flickr", "both": "both"}
 BLEU, CHRF = METRICS["sacrebleu"], METRICS["chrf++"]
 
@@ -228,9 +231,11 @@ def label(name: str, runs: Mapping[int, TrainingRecord]) -> str:
     return f"{row}, lr {lr:g}" + ("" if factor == 1 else f", logits × {factor:g}")
 
 
-def losses_table(values: Values, seeds: Sequence[int]) -> str:
-    table = [["seed", *values]]
-    table += [[str(seed), *(f"{values[row][n]:.4f}" for row in values)] for n, seed in enumerate(seeds)]
+def losses_table(rows: Rows) -> str:
+    """Test NLL of each seed that a row has."""
+    table = [["seed", *rows]]
+    for seed in sorted(set.union(*map(set, rows.values()))):
+        table.append([str(seed), *(f"{test_nll(runs[seed]):.4f}" if seed in runs else "–" for runs in rows.values())])
     return pages.table(table, numbers=True)
 
 
@@ -247,7 +252,7 @@ def claim(found: Rows, args: argparse.Namespace) -> str:
         mean, limits = shown(of_seeds, level=0.9).split(" ", 1)
         p = stats.ttest_1samp(of_seeds, 0.0, alternative="less").pvalue
         table.append([name, mean, limits, f"{p:.2g}"])
-    return f"{losses_table(values, seeds_of(rows))}\n\n{pages.table(table, numbers=True)}"
+    return f"{losses_table(rows)}\n\n{pages.table(table, numbers=True)}"
 
 
 def selection(found: Rows, args: argparse.Namespace) -> str:
@@ -277,7 +282,7 @@ def tests(found: Rows, args: argparse.Namespace) -> str:
     p = stats.ttest_1samp(contrast(values), 0.0, alternative="less").pvalue
     paragraphs = [
         _selected(rows, args),
-        losses_table(values, seeds),
+        losses_table(rows),
         f"Primary test, C − ¾F − ¼S: {shown(contrast(values))}, one-sided p = {p:.2g}, n = {len(seeds)}; "
         f"seeds {listed(fresh)} alone: mean {contrast(later).mean():+.4f}.",
         pages.table(table, numbers=True),
@@ -399,7 +404,7 @@ def masked(found: Rows, args: argparse.Namespace) -> str:
         f"S − B: {shown(no_sharing)}; B − C: {shown(difference(values, 'B', 'C'))}.",
         f"g = (S − B)/(S − C) = {g.text(2)}.",
     ]
-    return "\n\n".join([losses_table(values, seeds_of(rows)), *lines])
+    return "\n\n".join([losses_table(rows), *lines])
 
 
 def differences(found: Rows, args: argparse.Namespace) -> str:
@@ -413,6 +418,45 @@ def differences(found: Rows, args: argparse.Namespace) -> str:
         ]
         table.append([f"{one} − {other}", listed(seeds_of(both)), *cells])
     return pages.table(table, numbers=True)
+
+
+def cost_of_a_quarter(q_minus_f: Interval) -> str:
+    """The outcome in the words of the protocol, for the 90 % interval over the seeds."""
+    found = q_minus_f.text(4, "+")
+    if q_minus_f.low > MARGIN:
+        return f"1/4 is not free: {found}."
+    if q_minus_f.high >= MARGIN:
+        return f"Undecided: {found}."
+    cost = f"At 1/4 of the key dimension, collaborative heads cost at most {MARGIN:g} bits"
+    if q_minus_f.low > 0:
+        return f"{cost}, and more than 0."
+    return f"{cost} ({found})." if q_minus_f.high < 0 else f"{cost}."
+
+
+def quarter(found: Rows, args: argparse.Namespace) -> str:
+    rows = choose(found, args.rows)
+
+    def test_nlls(one: str, other: str) -> ndarray:
+        return difference(measured(choose(rows, {one: one, other: other}), test_nll), one, other)
+
+    cost, seeds = test_nlls("Q", "F"), [seed for seed in rows["Q"] if seed in rows["F"]]
+    if len(seeds) < 2:
+        raise UserError(f"Q and F must have at least 2 seeds in common; got {listed(seeds) or 'none'}")
+    sides = ([rows[row][seed] for seed in seeds] for row in "QF")
+    with_sentences, _ = over_runs(*sides, test=ALL, metric=METRICS["nll"])
+    paragraphs = [
+        losses_table(rows),
+        f"Q − F over seeds {listed(seeds)}: {shown(cost, level=0.9)}, 90 % interval over the seeds; "
+        f"{with_sentences.text(4, '+')}, 95 % interval over seeds and sentences.",
+        f"Outcome: {cost_of_a_quarter(interval(cost.tolist(), level=0.9))}",
+    ]
+    if "X" in rows and len(worth := test_nlls("X", "Q")) > 1:
+        default = "They become the default." if interval(worth.tolist()).low > 0 else "The paper's stay the default."
+        paragraphs.append(
+            f"As in the paper, X − F = {shown(test_nlls('X', 'F'))}; our initialisation, mixing and multiplier "
+            f"together are worth X − Q = {shown(worth)}, 95 % intervals over {len(worth)} seeds. {default}"
+        )
+    return "\n\n".join(paragraphs)
 
 
 # Initial attention logits
@@ -448,7 +492,8 @@ def logits_table(found: Rows, args: argparse.Namespace) -> str:
 
 
 TABLES: Dict[str, Any] = {
-    **{table.__name__: table for table in (claim, selection, tests, pairs, blind, shares, speed, masked, differences)},
+    **{table.__name__: table for table in (claim, selection, tests, pairs, blind, shares, speed, masked)},
+    **{table.__name__: table for table in (differences, quarter)},
     "during": during_training,
     "power": power_table,
     "logits": logits_table,

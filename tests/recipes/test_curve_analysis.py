@@ -11,6 +11,7 @@ from scipy import stats
 
 from collab_fairseq.records import drawing
 from collab_fairseq.records.rows import load_run
+from collab_fairseq.scoring.significance import Interval
 from fairseq_modern.errors import UserError
 from recipes import seeds
 from recipes.curve import analysis, figures
@@ -158,6 +159,43 @@ def test_pooled_bleu():
     assert analysis.pooled("sacreBLEU")(run) == pytest.approx(bleu, abs=1e-9)
     singles = [analysis.score_of(test, "sacreBLEU")(run) for test in run["scores"]]
     assert min(singles) < bleu < max(singles)
+
+
+def quarter(files, **rows):
+    names = {row: analysis.SELECTED[name] for row, name in rows.items()}
+    return analysis.markdown(["quarter", *files, "--rows", *(f"{row}={name}" for row, name in names.items())])
+
+
+def test_quarter_table():
+    values = of_seeds(nll)
+    text = quarter(LONGER, Q="C", F="F", X="S")
+    assert lines(text)[4] == ["3", *(f"{values[row][2]:.4f}" for row in "CFS")]
+    cost, worth = values["C"] - values["F"], values["S"] - values["C"]
+    (low, high), limits = t_interval(cost, 0.9), t_interval(cost)
+    assert f"Q − F over seeds 1, 2, 3, 4, 5: {cost.mean():+.4f} [{low:+.4f}, {high:+.4f}], 90 % interval over" in text
+    assert f"Outcome: 1/4 is not free: {cost.mean():+.4f} [{low:+.4f}, {high:+.4f}].\n" in text
+    wider = [float(limit) for limit in re.search(r"\[(\S+), (\S+)\], 95 % interval over seeds and sen", text).groups()]
+    assert wider[0] < limits[0] < limits[1] < wider[1]
+    low, high = t_interval(worth)
+    assert f"X − Q = {worth.mean():+.4f} [{low:+.4f}, {high:+.4f}], 95 % intervals over 5 seeds. They become" in text
+    assert "The paper's stay the default." in quarter(LONGER, Q="C", F="C", X="F")
+    files = [path for path in LONGER if "-dk32-blocks8" not in path or "-s1-" in path]
+    with pytest.raises(UserError, match="Q and F must have at least 2 seeds in common; got 1"):
+        quarter(files, Q="C", F="F")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (-0.001, 0.0199, "At 1/4 of the key dimension, collaborative heads cost at most 0.02 bits."),
+        (0.001, 0.0199, "At 1/4 of the key dimension, collaborative heads cost at most 0.02 bits, and more than 0."),
+        (-0.02, -0.001, "At 1/4 of the key dimension, collaborative heads cost at most 0.02 bits (-0.0105 [-0.0200, "),
+        (0.0202, 0.03, "1/4 is not free: +0.0251 [+0.0202, +0.0300]."),
+        (-0.01, 0.02, "Undecided: +0.0050 [-0.0100, +0.0200]."),
+    ],
+)
+def test_outcomes_of_one_quarter_are_those_of_the_protocol(low, high, words):
+    assert analysis.cost_of_a_quarter(Interval((low + high) / 2, low, high)).startswith(words)
 
 
 def test_runs_of_a_configuration_have_one_model_and_data(tmp_path):
