@@ -422,15 +422,15 @@ def differences(found: Rows, args: argparse.Namespace) -> str:
 
 def cost_of_a_quarter(q_minus_f: Interval) -> str:
     """The outcome in the words of the protocol, for the 90 % interval over the seeds."""
-    found = q_minus_f.text(4, "+")
+    limits = q_minus_f.text(4, "+")
     if q_minus_f.low > MARGIN:
-        return f"1/4 is not free: {found}."
+        return f"1/4 is not free: {limits}."
     if q_minus_f.high >= MARGIN:
-        return f"Undecided: {found}."
+        return f"Undecided: {limits}."
     cost = f"At 1/4 of the key dimension, collaborative heads cost at most {MARGIN:g} bits"
     if q_minus_f.low > 0:
         return f"{cost}, and more than 0."
-    return f"{cost} ({found})." if q_minus_f.high < 0 else f"{cost}."
+    return f"{cost} ({limits})." if q_minus_f.high < 0 else f"{cost}."
 
 
 def quarter(found: Rows, args: argparse.Namespace) -> str:
