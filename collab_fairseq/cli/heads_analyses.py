@@ -14,9 +14,10 @@ from collab_fairseq.heads import roles as head_roles
 from collab_fairseq.heads.ablation import TestSet
 from collab_fairseq.heads.record import new_record, settings_of_tests, text_setting
 from collab_fairseq.modules.head_names import parse_heads
+from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.records.record import Record
 from collab_fairseq.scoring.significance import METHOD
-from collab_fairseq.translation import TrainedModel, load_model
+from collab_fairseq.translation import TrainedModel, check_references, load_model
 from collab_fairseq.translation.text import dataset
 from fairseq_modern.errors import UserError
 
@@ -68,6 +69,7 @@ def ablate(args: argparse.Namespace) -> None:
         tests = _tests(args)
         splits = [test.split for test in tests]
         trained = _load(args, args.checkpoint)
+        check_references(trained, references(args.reference), args.sentences)
         record = _record(args, "ablate", settings_of_tests(trained, tests), trained.device)
         ablation.ablate(trained, tests, record, **options)
     reports = [ablation.report(record.parts, splits, mode) for mode in modes]
@@ -109,6 +111,7 @@ def _prune_huggingface(args: argparse.Namespace) -> Tuple[Record, List[str]]:
     settings = {**_labelled_test_settings(args, loaded), "ranking": args.ranking, "loss": "text"}
     if args.importance:
         settings["importance"] = checkpoints.file_setting(args.importance)
+    attention_hooks.check_sites(attention_hooks.parse_sites(args.sites), loaded.layers)
     record = _record(args, "prune", settings, loaded.model.device)
     ranks = record.part("importance", partial(_ranks, args, lambda: huggingface.importance(loaded)))
     orders = _orders(args, ranks)
@@ -119,10 +122,14 @@ def _prune_huggingface(args: argparse.Namespace) -> Tuple[Record, List[str]]:
 def _prune_fairseq(args: argparse.Namespace, names: List[str]) -> Tuple[Record, List[str]]:
     """The record, and the names of its curves."""
     tests = _tests(args)
+    models = [_load(args, path) for path in args.checkpoint]
+    for trained in models:
+        check_references(trained, references(args.reference), args.sentences)
+        attention_hooks.check_sites(attention_hooks.parse_sites(args.sites), attention_layers(trained.model))
+        dataset(trained, args.split)  # raises an error if there is none
     record: Any = None
     curves = []
-    for path, name in zip(args.checkpoint, names, strict=True):
-        trained = _load(args, path)
+    for trained, name in zip(models, names, strict=True):
         if record is None:
             settings: Dict[str, Any] = {}
             if args.importance:
@@ -147,8 +154,6 @@ def _orders(args: argparse.Namespace, ranks: Dict[str, float]) -> Dict[str, List
     if args.by_site:
         groups.update({site: [site] for site in sites})
     orders = {group: pruning.by_ascending_importance(ranks, group_sites) for group, group_sites in groups.items()}
-    if not any(orders.values()):
-        raise UserError(f"--sites must name at least one site of the model's heads; got {args.sites}")
     random_orders = pruning.random_orders(orders["_".join(sites)], args.random_orders)
     return {**{group: order for group, order in orders.items() if order}, **random_orders}
 
@@ -179,6 +184,9 @@ def _remove(args: argparse.Namespace) -> None:
             raise UserError(f"--remove must be names of heads or a percentage between 0 and 100; got {args.remove}")
         sites = attention_hooks.parse_sites(args.sites)
         trained = _load(args, checkpoint)
+        layers = attention_layers(trained.model)
+        attention_hooks.check_sites(sites, layers)
+        removal.check_separate({name: layer for name, layer in layers.items() if name.split(".")[0] in sites})
         ranking = pruning.by_ascending_importance(_importance(args, trained), sites)
         heads = pruning.least_important(ranking, percent)
         state = trained.state
@@ -270,6 +278,7 @@ def _labelled_text_settings(args: argparse.Namespace) -> Dict[str, Any]:
 
 def _labelled_test_settings(args: argparse.Namespace, loaded: huggingface.Loaded) -> Dict[str, Any]:
     """The text and, of a translation model, the search; flags of the search raise a UserError for a classifier."""
+    huggingface.evaluation(loaded)  # raises an error for models without a score
     if huggingface.translates(loaded.model):
         return {**_labelled_text_settings(args), "search": _search(args), "p": METHOD}
     reject_flags(args, ("beam", "lenpen"), "applies to translation models; this model is a classifier")

@@ -6,7 +6,7 @@ Letters: N sentences, T queries, S keys, H heads of a layer.
 
 import contextlib
 from functools import partial
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,15 @@ def parse_sites(flag: str) -> List[str]:
     if not sites:
         raise UserError("--sites must name at least one of encoder, cross and decoder; got none")
     return [site for site in SITES if site in sites]
+
+
+def check_sites(sites: Sequence[str], layers: Iterable[str]) -> None:
+    """Raise a UserError unless the layers (layer_ids) have one of the sites."""
+    available = list(dict.fromkeys(layer_id.split(".")[0] for layer_id in layers))
+    if not set(sites) & set(available):
+        raise UserError(
+            f"--sites must name at least one of the model's sites, {', '.join(available)}; got {'_'.join(sites)}"
+        )
 
 
 def head_counts(layers: Layers) -> Dict[str, int]:

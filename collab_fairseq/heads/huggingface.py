@@ -71,7 +71,7 @@ def load(
         )
     adapters.check_labels(model, path)
     tokenizer = adapters.load_tokenizer(path)
-    model.to(device)
+    model.to(device, torch.promote_types(model.dtype, torch.float32))
     lines = read_lines(text, "the examples")
     texts, labels = adapters.read_examples(lines[:sentences], os.fspath(text), fields, label, model)
     batches = list(encode(model, tokenizer, texts, labels, batch_size))

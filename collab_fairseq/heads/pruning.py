@@ -18,6 +18,7 @@ from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import COLOURS, drawing, legend_columns, legend_height, look, other_look, rows_of
 from collab_fairseq.records.record import Record
 from collab_fairseq.translation import TrainedModel, loss
+from fairseq_modern.errors import UserError
 
 from .ablation import TestSet, compare, evaluate, metric, with_all_heads
 from .attention_hooks import Layers, masked
@@ -88,6 +89,9 @@ def prune_in_order(
         order: heads (``E:1:3``, …); the first ones are masked first.
         measure: computes ``loss`` and ``tests``, split → comparison with all heads, of the model in its present state;
             its argument names the masked heads.
+
+    Raises:
+        UserError: the record has a result of this name without other heads.
     """
 
     def of_masked(heads: Heads) -> Dict[str, Any]:
@@ -96,7 +100,13 @@ def prune_in_order(
         return {"heads": describe(heads), "left": len(order) - sum(map(len, heads.values())), **results}
 
     for percent in percentages:
-        part = record.part(f"{name}/{percent}", partial(of_masked, least_important(order, percent)))
+        heads = least_important(order, percent)
+        part = record.part(f"{name}/{percent}", partial(of_masked, heads))
+        if part["heads"] != describe(heads):  # random orders of other sites have the same names
+            raise UserError(
+                f"{name}/{percent} of the record must be without {describe(heads)}; got {part['heads']}: repeat its "
+                "--sites, or give another --json"
+            )
         scores = ", ".join(f"{split} {_score(test):.2f}" for split, test in part["tests"].items())
         logger.info("%s, %d %%, %d heads left: %s", name, percent, part["left"], scores)
 

@@ -160,8 +160,13 @@ def _check_removable(removed: Heads, layers: Mapping[str, AttentionLayer], empty
         raise UserError("all heads of the model would be removed; keep one, or allow it with --empty-layers")
     if empty and not empty_layers:
         raise UserError(f"{', '.join(empty)} would lose all heads; keep one, or allow it with --empty-layers")
-    for layer_id in removed:
-        shared = " and ".join(layers[layer_id].shared())
+    check_separate({layer_id: layers[layer_id] for layer_id in removed})
+
+
+def check_separate(layers: Mapping[str, AttentionLayer]) -> None:
+    """Raise a UserError if heads of a layer (layer_id → layer) share keys or values, so that none can be removed."""
+    for layer_id, layer in layers.items():
+        shared = " and ".join(layer.shared())
         if shared:
             raise UserError(f"the heads of {short_name(layer_id)} share {shared}: none can be removed separately")
 

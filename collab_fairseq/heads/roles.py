@@ -137,13 +137,17 @@ def measure(
     max_tokens: int = 4000,
     sentences: Optional[int] = None,
 ) -> None:
-    """Add ``looks`` (:func:`roles`) to the record, ``syntax`` if there are ``parses`` (CoNLL-U), and ``relevance``."""
-    record.part("looks", lambda: roles(trained, split, max_tokens=max_tokens, sentences=sentences))
-    if parses:
-        record.part("syntax", lambda: syntax(trained, split, read_conllu(parses)[:sentences], max_tokens=max_tokens))
+    """Add ``relevance`` to the record, ``syntax`` if there are ``parses`` (CoNLL-U), and ``looks`` (:func:`roles`).
+
+    The first two need few sentences and have conditions, so that errors come early.
+    """
+    parsed = read_conllu(parses)[:sentences] if parses else []
     if relevance_sentences:
         batching: Dict[str, Any] = {"sentences": relevance_sentences, "max_tokens": min(1000, max_tokens)}
         record.part("relevance", lambda: relevance(trained, split, **batching))
+    if parsed:
+        record.part("syntax", lambda: syntax(trained, split, parsed, max_tokens=max_tokens))
+    record.part("looks", lambda: roles(trained, split, max_tokens=max_tokens, sentences=sentences))
 
 
 def by_head(parts: Mapping[str, Any]) -> Dict[str, Dict[str, Any]]:

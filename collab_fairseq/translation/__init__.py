@@ -7,13 +7,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .evaluation import Loss, check_test_splits, evaluate, loss, score, translate  # noqa: F401
+    from .evaluation import Loss, check_references, check_test_splits, evaluate, loss, score, translate  # noqa: F401
     from .load import TrainedModel, load_model, with_state  # noqa: F401
     from .text import add_text, batches, splits  # noqa: F401
     from .translator import Translation, Translator  # noqa: F401
 
 _MODULES = {
-    "evaluation": ("Loss", "evaluate", "loss", "score", "check_test_splits", "translate"),
+    "evaluation": ("Loss", "check_references", "check_test_splits", "evaluate", "loss", "score", "translate"),
     "load": ("TrainedModel", "load_model", "with_state"),
     "text": ("add_text", "batches", "splits"),
     "translator": ("Translation", "Translator"),

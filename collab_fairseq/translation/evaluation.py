@@ -172,9 +172,7 @@ def check_test_splits(
     """Check the splits and reference files that :func:`evaluate` needs; return the test splits.
 
     Raises:
-        UserError: a split or a file does not exist, references have a wrong number of lines (unless only the first
-            ``sentences`` are translated) or other sentences than the data-bin, sacreBLEU's tokeniser for the language
-            is not installed, or see :func:`translate`.
+        UserError: there is no split ``valid``, a reference is of no test split, or see :func:`check_references`.
     """
     names = splits(trained)
     tests = [name for name in names if name.startswith("test")]
@@ -183,17 +181,30 @@ def check_test_splits(
     for name, file in references.items():
         if name not in tests:
             raise UserError(f"--reference {name}={os.fspath(file)}: the split must be one of {', '.join(tests)}")
-        lines = read_lines(file)
-        if sentences is None:
-            check_number(lines, dataset(trained, name), os.fspath(file))
-        lines = lines[: min(len(dataset(trained, name)), sentences or len(lines))]
-        if dataset(trained, name).tgt is not None:
-            texts = decode_marks(_targets(trained, name, len(lines)), lines)
-            check_aligned(lines, texts, os.fspath(file), f"the target side of {name} in the data-bin")
     if tests:
-        _joiner(trained)  # raises an error if its SentencePiece model is needed and missing
-        sacrebleu_scorer(trained.cfg.task.target_lang)  # raises an error if its tokeniser is not installed
+        check_references(trained, references, sentences)
     return tests
+
+
+def check_references(
+    trained: TrainedModel, references: Mapping[str, PathLike], sentences: Optional[int] = None
+) -> None:
+    """Check, before anything is translated, that :func:`score` can score splits against these files.
+
+    Raises:
+        UserError: a split or a file does not exist, references have a wrong number of lines (of the first
+            ``sentences``) or other sentences than the data-bin, sacreBLEU's tokeniser for the language is not
+            installed, or see :func:`translate`.
+    """
+    for name, file in references.items():
+        data, lines = dataset(trained, name), read_lines(file)[:sentences]
+        number = min(len(data), sentences or len(data))
+        check_number(lines, range(number), os.fspath(file))
+        if data.tgt is not None:
+            texts = decode_marks(_targets(trained, name, number), lines)
+            check_aligned(lines, texts, os.fspath(file), f"the target side of {name} in the data-bin")
+    _joiner(trained)  # raises an error if its SentencePiece model is needed and missing
+    sacrebleu_scorer(trained.cfg.task.target_lang)  # raises an error if its tokeniser is not installed
 
 
 def evaluate(trained: TrainedModel, references: Mapping[str, PathLike], **options: Any) -> Dict[str, Any]:

@@ -13,7 +13,10 @@ from collab_fairseq.cli.options import command, positive
 from collab_fairseq.files import write_text
 from collab_fairseq.heads.ablation import TestSet
 from collab_fairseq.heads.record import new_record, settings_of_tests
-from collab_fairseq.translation import load_model
+from collab_fairseq.heads.removal import check_separate
+from collab_fairseq.heads.syntax import read_conllu
+from collab_fairseq.modules.sites import attention_layers
+from collab_fairseq.translation import TrainedModel, check_references, load_model
 from fairseq_modern.errors import UserError
 from recipes.heads import gates, page
 from recipes.runner.cli import show_messages
@@ -55,8 +58,8 @@ def main() -> None:
     args = parser.parse_args()
     if not args.reference:
         raise UserError("--reference is needed (see --help)")
-    if args.parses and not Path(args.parses).is_file():
-        raise UserError(f"there is no file {args.parses}")
+    if args.parses:
+        read_conllu(args.parses)
     show_messages("heads")
     machine = Machine(args.device, default_gpus=1)
     machine.find_gpus()
@@ -69,6 +72,10 @@ def main() -> None:
 def analyse(args: argparse.Namespace, machine: Machine, output: Path) -> None:
     """Run all analyses and training runs whose results the records lack, and write the page."""
     name = args.name
+    source = load_model(args.model, args.data, device=machine.device)
+    check_references(source, dict(args.reference), args.sentences)
+    if args.penalties:
+        check_separate(attention_layers(source.model))  # closed heads are removed
 
     def heads(step: str, *words: Any) -> None:
         """Run the analysis named by the first part of the step, and write its report to STEP.md."""
@@ -90,12 +97,12 @@ def analyse(args: argparse.Namespace, machine: Machine, output: Path) -> None:
     parses = ["--parses", args.parses] if args.parses else []
     heads("roles", *data, *ranking, *parses)
     if args.penalties:
-        train_with_gates(args, machine, output)
+        train_with_gates(args, machine, output, source)
     write_text(page.page(output, name), output / "table.md")
     logger.info("results: %s/table.md, %s.*.json, %s.*.svg", output, name, name)
 
 
-def train_with_gates(args: argparse.Namespace, machine: Machine, output: Path) -> None:
+def train_with_gates(args: argparse.Namespace, machine: Machine, output: Path, source: TrainedModel) -> None:
     def train(penalty: str) -> Path:
         flags = [*TRAINING, "--warmup-updates", str(args.gate_updates // 10), *machine.flags()]
         flags += ["--head-gates", "encoder_cross_decoder", "--gate-penalty", penalty]
@@ -103,7 +110,6 @@ def train_with_gates(args: argparse.Namespace, machine: Machine, output: Path) -
 
     search = {"beam": 5, "lenpen": 1.0, "max_tokens": 4000, "sentences": args.sentences}
     tests = [TestSet(split, file, search) for split, file in args.reference]
-    source = load_model(args.model, args.data, device=machine.device)
     settings = {**settings_of_tests(source, tests), "updates": args.gate_updates}
     command_line = command("recipes/heads/run.sh")
     path = output / f"{args.name}.gates.json"

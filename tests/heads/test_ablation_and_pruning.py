@@ -2,13 +2,14 @@
 
 import copy
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from collab_fairseq import checkpoints
-from collab_fairseq.heads import ablation, pruning
+from collab_fairseq.heads import ablation, importance, pruning
 from collab_fairseq.heads.ablation import TestSet, evaluate
 from collab_fairseq.heads.attention_hooks import masked
 from collab_fairseq.heads.removal import remove_heads
@@ -19,6 +20,7 @@ from collab_fairseq.translation import loss, translate
 from fairseq_modern.errors import UserError
 from tests.commands import USER_DIR
 from tests.common import run
+from tests.fixtures import sentence_pairs
 from tests.heads.cases import (
     HEADS,
     LAYER_IDS,
@@ -47,9 +49,10 @@ def states(tiny_run):
 
 @pytest.fixture(scope="module")
 def references(states, tiny_data, tmp_path_factory):
-    """Translations by the model with additional words, so that BLEU is neither 0 nor 100."""
+    """The targets and translations by the model, so that BLEU is neither 0 nor 100."""
     hypotheses = translate(load(states["standard"], tiny_data, double=False), "test")
-    lines = [" ".join(["dogo", *line.split(), "treeo"][n % 2 :]) for n, line in enumerate(hypotheses)]
+    targets = [target for _, target in sentence_pairs(20, seed=2)]
+    lines = [f"{target} {line}" for target, line in zip(targets, hypotheses, strict=True)]
     path = tmp_path_factory.mktemp("references") / "test.tgt"
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return path
@@ -204,6 +207,53 @@ def test_commands_prune_remove_and_rank(states, references, tiny_data, tmp_path)
     assert len(curves[0]) == 10
     assert curves[0] == curves[1]
     assert "copy.pt: all heads" in figure.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("ablate model.pt --reference test=GOOD --reference tst1=GOOD", "the split must be one of those in .*got tst1"),
+        (
+            "ablate model.pt --reference test=GOOD --reference valid=GOOD",
+            "test.tgt must have the sentences of the .* valid",
+        ),
+        ("ablate model.pt --reference test=few", "few must have 20 lines, one per hypothesis; got 19"),
+        ("ablate model.pt --reference test=few --sentences 20", "few must have 20 lines, one per hypothesis; got 19"),
+        ("prune model.pt --reference test=swapped", "swapped must have the sentences of the target side of test"),
+        ("prune model.pt --reference test=GOOD --split valdi", "the split must be one of those in .*got valdi"),
+        ("prune model.pt damaged.pt --reference test=GOOD", "damaged.pt was not loaded"),
+        ("prune grouped.pt --remove 40 --output smaller.pt", "the heads of E:1 share keys and values: none can"),
+    ],
+)
+def test_mistakes_are_found_before_the_work(words, message, states, references, tiny_data, tmp_path, monkeypatch):
+    """Later, results would be lost, since the record of the wrong command cannot be continued by the right one."""
+    grouped = copy.deepcopy(states["grouped"])
+    checkpoints.model_settings(grouped)["kv_heads"] = 1
+    for name in grouped["model"]:
+        if re.search(r"attn\.[kv]_proj\.", name):
+            grouped["model"][name] = grouped["model"][name][:8]
+    checkpoints.save(grouped, tmp_path / "grouped.pt")
+    checkpoints.save(states["standard"], tmp_path / "model.pt")
+    (tmp_path / "damaged.pt").write_bytes(b"PK")
+    lines = references.read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "few").write_text("".join(lines[1:]), encoding="utf-8")
+    (tmp_path / "swapped").write_text("".join(reversed(lines)), encoding="utf-8")
+    for module, name in ((ablation, "score"), (pruning, "loss"), (importance, "measure")):
+        monkeypatch.setattr(module, name, lambda *arguments, **options: pytest.fail("the work has begun"))
+    monkeypatch.chdir(tmp_path)
+    printed = collab(*words.replace("GOOD", str(references)).split(), "--data", tiny_data, "--device", "cpu", status=1)
+    assert re.search(message, printed)
+
+
+def test_random_orders_of_a_record_have_its_sites(states, references, tiny_data, tmp_path):
+    checkpoints.save(states["standard"], tmp_path / "model.pt")
+    test = ["--data", tiny_data, "--sentences", 4, "--reference", f"test={references}", "--device", "cpu"]
+    command = ["prune", tmp_path / "model.pt", *test, "--random-orders", 1, "--json", tmp_path / "record.json"]
+    printed = collab(*command)
+    assert "random-1/10 of the record must be without E:1:" in collab(*command, "--sites", "encoder", status=1)
+    assert collab(*command) == printed
+    command[command.index("--random-orders") + 1] = 0
+    assert "| encoder | 50 % | 1 |" in collab(*command, "--sites", "encoder")
 
 
 @pytest.mark.parametrize("command", ["prune {} --remove E:1:1", "gates {}"])

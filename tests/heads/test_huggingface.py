@@ -14,7 +14,7 @@ transformers = pytest.importorskip("transformers", reason="needs pip install 'co
 from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
 
 from collab_fairseq import huggingface as hf  # noqa: E402
-from collab_fairseq.heads import pruning  # noqa: E402
+from collab_fairseq.heads import huggingface, pruning  # noqa: E402
 from collab_fairseq.heads.huggingface import batch_of, compare_answers, encode, predictions  # noqa: E402
 from collab_fairseq.heads.importance import gradients  # noqa: E402
 from collab_fairseq.modules.head_names import head_name  # noqa: E402
@@ -101,6 +101,10 @@ def folders(tmp_path_factory):
         fast.save_pretrained(folder / name)
         model.save_pretrained(folder / f"{name}-without-tokenizer")
     transformers.BertModel(bert.config).save_pretrained(folder / "bare")
+    transformers.BertForSequenceClassification(
+        transformers.BertConfig(**{**bert.config.to_dict(), "id2label": {0: "score"}})
+    ).save_pretrained(folder / "regression")
+    fast.save_pretrained(folder / "regression")
     (folder / "fairseq").mkdir()
     (folder / "fairseq" / "checkpoint_best.pt").touch()
     generator = torch.Generator().manual_seed(3)
@@ -207,6 +211,24 @@ def test_pruning_of_a_classifier(analyse, folders, tmp_path):
     assert pruning.random_orders(order[::-1], 1)["random-1"] == orders["random-1"]  # independent of the importance
 
 
+@pytest.mark.parametrize("case", ["bert", "marian"])
+def test_models_in_half_precision_are_analysed_in_float32(folders, case, tmp_path):
+    """Marian's positions, which are not in the file, are rounded."""
+    half = make(case, "sdpa", seed=5).bfloat16()
+    names = {"half": half, "whole": copy.deepcopy(half).float()}
+    label = "label" if case == "bert" else "hypothesis"
+    losses = {}
+    for name, model in names.items():
+        model.save_pretrained(tmp_path / name)
+        transformers.AutoTokenizer.from_pretrained(folders / case).save_pretrained(tmp_path / name)
+        loaded = huggingface.load(tmp_path / name, folders / "text.jsonl", ["premise"], label)
+        losses[name] = huggingface.loss(loaded)
+    loaded.model.bfloat16()
+    losses["control"] = huggingface.loss(loaded)
+    assert losses["half"] == pytest.approx(losses["whole"], rel=2e-5)
+    assert losses["control"] != pytest.approx(losses["whole"], rel=1e-4)
+
+
 @pytest.mark.parametrize(("language", "tokeniser"), [("deu", "13a"), ("cmn_Hans", "zh")])
 def test_ablation_of_a_translation_model(analyse, language, tokeniser, monkeypatch):
     monkeypatch.setattr(transformers.PreTrainedTokenizerFast, "target_lang", language, raising=False)
@@ -285,8 +307,9 @@ GOOD_TEXT = ["--text", "text.jsonl", "--fields"]
         (["importance", "bert", *GOOD_TEXT, "premise,hypothesis,text"], "must be one or two names; got premise,hyp"),
         (["ablate", "bert", *GOOD_TEXT, "premise", "--sites", "cross_decoder"], "model's sites, encoder; got cross_de"),
         (["redundancy", "fairseq"], "must be a Hugging Face model folder"),
-        (["prune", "bert", *GOOD_TEXT, "premise", "--sites", "cross"], "must name at least one site of the model's he"),
+        (["prune", "bert", *GOOD_TEXT, "premise", "--sites", "cross"], "the model's sites, encoder; got cross"),
         (["prune", "bert", "marian", *GOOD_TEXT, "premise"], "must be the only model; got bert, marian"),
+        (["prune", "regression", *GOOD_TEXT, "premise"], "accuracy needs a model with at least two classes"),
         (["prune", "bert", "--remove", "E:1:1", "--output", "pruned.pt"], "needs a fairseq checkpoint; got the folder"),
         (["ablate", "fairseq", *GOOD_TEXT, "premise"], "its checkpoint file, such as model.pt or checkpoint_best.pt"),
         (["importance", "fairseq"], "is a folder, but not of `collab export --to folder`"),
@@ -296,4 +319,5 @@ def test_rejects_unsuitable_models_text_and_flags(words, message, folders, monke
     monkeypatch.chdir(folders)
     rows = '{"number": 3, "word": "w2", "class": 0}\n{"number": 3, "word": "w3", "class": 2}\n'
     (folders / "broken.jsonl").write_text(rows)
+    monkeypatch.setattr(huggingface, "importance", lambda loaded: pytest.fail("the work has begun"))
     assert message in collab(*words, status=1)

@@ -10,6 +10,7 @@ from collab_fairseq import checkpoints
 from collab_fairseq.heads import attention_hooks, relevance, roles, syntax
 from collab_fairseq.heads.attention_hooks import multiplied
 from collab_fairseq.modules.sites import attention_layers
+from collab_fairseq.records.record import Record
 from collab_fairseq.translation import batches
 from fairseq_modern.errors import UserError
 from tests.fixtures import sentence_pairs
@@ -244,6 +245,15 @@ def test_head_without_output_has_no_relevance(trained):
         heads = relevance.relevance(trained, "valid", sentences=3)["heads"]
     assert heads == pytest.approx({"E:1:1": 0.0, "E:1:2": 1.0})
     assert relevance.relevance(trained, "valid", sentences=3)["heads"]["E:1:1"] > 0.01
+
+
+@pytest.mark.parametrize("text", ["", SAMPLE])
+def test_mistakes_are_found_before_the_roles(trained, text, tmp_path, monkeypatch):
+    path = tmp_path / "bad.conllu"
+    path.write_text(text, encoding="utf-8")
+    monkeypatch.setattr(roles, "roles", lambda *arguments, **options: pytest.fail("the roles were computed"))
+    with pytest.raises(UserError, match="has no sentences" if not text else "none of the 1 parses matches"):
+        roles.measure(trained, "valid", Record("heads", "roles", "", {}), parses=path, relevance_sentences=0)
 
 
 def test_command_prints_and_draws(tiny_run, tiny_data, parses, tmp_path, monkeypatch):
