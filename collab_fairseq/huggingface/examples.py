@@ -2,8 +2,9 @@
 
 import json
 import math
-from typing import Any, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
+import numpy as np
 from transformers import PreTrainedModel
 
 from fairseq_modern.errors import UserError
@@ -51,6 +52,32 @@ def check_labels(model: PreTrainedModel, name: str) -> None:
     many = getattr(model.config, "problem_type", None) == "multi_label_classification"
     if many and model.base_model is not model:
         raise UserError(f"{name} must have one class per text; got a multi-label classifier")
+
+
+def measured(names: Iterable[str], outputs: np.ndarray, labels: Any) -> Dict[str, float]:
+    """Metric → value, from outputs (N, C) for N examples: scores of C classes or, with C = 1, predicted numbers.
+
+    Args:
+        names: of metrics: ``accuracy``, ``f1`` and ``matthews`` of classes, ``pearson`` and ``spearman`` of numbers.
+            Correlations are 0 if all predictions are equal.
+
+    Raises:
+        UserError: an output is NaN, which would count as a prediction, or infinite.
+    """
+    from scipy.stats import pearsonr, spearmanr
+    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+
+    if not np.isfinite(outputs).all():
+        raise UserError("the outputs of the model must be finite; got NaN or infinity: lower the learning rate")
+    predicted = outputs[:, 0] if outputs.shape[1] == 1 else outputs.argmax(1)
+    metrics: Dict[str, Callable[..., Any]] = {
+        "accuracy": accuracy_score,
+        "f1": f1_score,
+        "matthews": matthews_corrcoef,
+        "pearson": lambda *numbers: pearsonr(*numbers).statistic,
+        "spearman": lambda *numbers: spearmanr(*numbers).statistic,
+    }
+    return {name: float(np.nan_to_num(metrics[name](labels, predicted))) for name in names}
 
 
 def _parse(

@@ -21,7 +21,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
-import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -35,6 +34,7 @@ from collab_fairseq.huggingface import (
     check_tokens,
     load_folder,
     load_tokenizer,
+    measured,
     read_examples,
     score_weights,
 )
@@ -171,12 +171,12 @@ def _key_dims(
 
     def measure(weights: Mapping[str, ScoreWeights]) -> Dict[str, float]:
         converted = dict(attention_layers(with_scores(source.model, weights)))
-        measured = {}
+        means = {}
         for name in weights:
             with swapped_modules(source.model.base_model, {name: converted[name]}):
                 got = source.outputs(source.model, batches)
-            measured[name] = float(divergence(expected, got, source.is_encoder).mean())
-        return measured
+            means[name] = float(divergence(expected, got, source.is_encoder).mean())
+        return means
 
     origin = dict(score_weights(source.model))
     divergences = allocation.by_rank(origin, measure, calibrations, seed=seed, part=kept.part)
@@ -243,26 +243,16 @@ def metrics(results: Tensor, examples: Examples, is_encoder: bool) -> Dict[str, 
 
     ``results`` are embeddings of both texts of each pair in turn, (2 N, E), or logits, (N, C).
     """
-    from scipy.stats import pearsonr, spearmanr
-    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
-
-    labels = numpy.array(examples.labels)
+    names = {"accuracy": "accuracy"}
     if is_encoder:
-        similarities = F.cosine_similarity(results[0::2], results[1::2]).cpu().numpy()
-        return {"100 × Spearman": 100 * float(spearmanr(labels, similarities).statistic)}
-    logits = results.float().cpu().numpy()
-    if logits.shape[1] == 1:
-        predicted = logits[:, 0]
-        return {
-            "100 × Pearson": 100 * float(pearsonr(labels, predicted).statistic),
-            "100 × Spearman": 100 * float(spearmanr(labels, predicted).statistic),
-        }
-    predicted = logits.argmax(1)
-    measured = {"accuracy": 100 * float(accuracy_score(labels, predicted))}
-    if logits.shape[1] == 2:
-        measured["F1"] = 100 * float(f1_score(labels, predicted))
-        measured["100 × Matthews"] = 100 * float(matthews_corrcoef(labels, predicted))
-    return measured
+        results = F.cosine_similarity(results[0::2], results[1::2])[:, None]
+        names = {"100 × Spearman": "spearman"}
+    elif results.size(1) == 1:
+        names = {"100 × Pearson": "pearson", "100 × Spearman": "spearman"}
+    elif results.size(1) == 2:
+        names.update({"F1": "f1", "100 × Matthews": "matthews"})
+    values = measured(names.values(), results.cpu().numpy(), examples.labels)
+    return {name: 100 * values[metric] for name, metric in names.items()}
 
 
 def read_evaluation(path: PathLike, source: Source) -> Tuple[List[Text], Optional[Examples]]:

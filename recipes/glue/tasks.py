@@ -9,23 +9,13 @@ import random
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
-from scipy.stats import pearsonr, spearmanr
-from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from transformers import AutoConfig, AutoModelForSequenceClassification, BertTokenizer, set_seed
 
-from fairseq_modern.errors import UserError
+from collab_fairseq.huggingface import measured
 from fairseq_modern.files import new_folder
-
-METRICS: Dict[str, Callable[[np.ndarray, np.ndarray], Any]] = {
-    "accuracy": accuracy_score,
-    "f1": f1_score,
-    "matthews": matthews_corrcoef,
-    "pearson": lambda labels, predicted: pearsonr(labels, predicted).statistic,
-    "spearman": lambda labels, predicted: spearmanr(labels, predicted).statistic,
-}
 
 
 class Task(NamedTuple):
@@ -36,15 +26,8 @@ class Task(NamedTuple):
     validation: Tuple[str, ...] = ("validation",)
 
     def measure(self, outputs: np.ndarray, labels: np.ndarray) -> Dict[str, float]:
-        """Metric → value, from the outputs (sentences, classes); correlations are 0 if all predictions are equal.
-
-        Raises:
-            UserError: an output is NaN, which would count as a prediction, or infinite.
-        """
-        if not np.isfinite(outputs).all():
-            raise UserError("the outputs of the model must be finite; got NaN or infinity: lower --lr")
-        predicted = outputs.reshape(-1) if self.labels == 1 else outputs.argmax(-1)
-        return {name: float(np.nan_to_num(METRICS[name](labels, predicted))) for name in self.metrics}
+        """The metrics of the task from outputs (sentences, classes), see :func:`.measured`."""
+        return measured(self.metrics, outputs, labels)
 
     def constant(self, labels: Sequence[Any], number: int) -> np.ndarray:
         """Outputs for `number` sentences that predict the most frequent label or, for regression, the mean."""

@@ -161,6 +161,21 @@ def test_classifier_reports_divergence_and_accuracy(place):
         assert measured["accuracy"][name] == pytest.approx(100 * float((logits.argmax(1) == labels).double().mean()))
 
 
+def test_constant_predictions_have_a_correlation_of_zero_in_the_record(place, tmp_path):
+    """It is not defined, and scipy's NaN is not JSON. Control: the same model with the classifier that it had."""
+    config = transformers.BertConfig(**BERT, num_labels=1)
+    torch.manual_seed(0)
+    model = transformers.BertForSequenceClassification(config)
+    write(tmp_path / "control", model)
+    torch.nn.init.zeros_(model.classifier.weight)
+    write(tmp_path / "constant", model)
+    names = ("100 × Pearson", "100 × Spearman")
+    for folder, constant in (("control", False), ("constant", True)):
+        _, parts = convert(tmp_path, folder, "--key-dim", SMALL, "--evaluate", place / "pairs")
+        values = [value for name in names for value in parts["evaluation"][name].values()]
+        assert [value == 0 for value in values] == [constant] * 4
+
+
 @pytest.mark.parametrize("source", ["encoder", "classifier"])
 def test_distillation_lowers_the_divergence_on_other_text(place, source):
     flags = ("--key-dim", 4, "--calibration", place / "text", "--evaluate", place / "held-out")
