@@ -206,32 +206,15 @@ def read_checksums(path: PathLike) -> Dict[str, str]:
     return {os.path.normpath(name.lstrip("*")): digest for digest, name in rows}
 
 
-def damaged_files(
-    folder: PathLike, verified: Optional[Dict[str, List[int]]] = None, complete: Iterable[str] = ("data-bin", "raw")
-) -> List[str]:
+def damaged_files(folder: PathLike, complete: Iterable[str] = ("data-bin", "raw")) -> List[str]:
     """Return the files of a folder that are missing, differ from its SHA256SUMS, or should be listed there.
 
     Args:
-        verified: file → size and modification time (ns) when it was last verified. A file for which both are unchanged
-            is not read again. Files that are verified now are added.
         complete: subfolders whose files must all be listed: fairseq also reads shards (train1, …) that nobody named.
     """
-    damaged = []
-    verified = {} if verified is None else verified
     checksums = read_checksums(os.path.join(folder, CHECKSUMS))
-    for name, digest in checksums.items():
-        path = os.path.join(folder, name)
-        if not os.path.isfile(path):
-            damaged.append(name)
-            continue
-        status = os.stat(path)
-        stamp = [status.st_size, status.st_mtime_ns]
-        if verified.get(name) == stamp:
-            continue
-        if sha256(path) == digest:
-            verified[name] = stamp
-        else:
-            damaged.append(name)
+    paths = {name: os.path.join(folder, name) for name in checksums}
+    damaged = [name for name, path in paths.items() if not os.path.isfile(path) or sha256(path) != checksums[name]]
     for part in complete:
         path = os.path.join(folder, part)
         for name in sorted(os.listdir(path)) if os.path.isdir(path) else []:

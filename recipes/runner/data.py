@@ -1,10 +1,5 @@
 """Data of a run: prepared if missing, verified by checksums before they are used."""
 
-import contextlib
-import json
-from typing import Dict, List
-
-from collab_fairseq.files import write_text
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import CHECKSUMS, damaged_files
 
@@ -23,22 +18,17 @@ def prepare(run: RecipeRun) -> None:
 
 
 def verify(run: RecipeRun) -> None:
-    """Compare the data with their checksums. Files that have not changed since the last time are not read again.
+    """Compare the data with their checksums.
 
     Raises:
         UserError: a file is missing or damaged, a file of data-bin or raw is not listed, or there are no checksums.
     """
-    stamps = run.output / "verified.json"
-    verified: Dict[str, List[int]] = {}
-    with contextlib.suppress(OSError, ValueError, TypeError):  # a missing or damaged cache
-        verified = dict(json.loads(stamps.read_text(encoding="utf-8")))
     try:
-        damaged = damaged_files(run.data, verified)
+        damaged = damaged_files(run.data)
     except FileNotFoundError as error:
         raise UserError(f"{run.data} has no {CHECKSUMS}; {_remedy(run)}") from error
     if damaged:
         raise UserError(f"{run.data / damaged[0]} is missing, damaged or not listed in {CHECKSUMS}; {_remedy(run)}")
-    write_text(json.dumps(verified, indent=1), stamps)
 
 
 def _remedy(run: RecipeRun) -> str:

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
@@ -15,7 +14,6 @@ from collab_fairseq.records.training import read_usage
 from fairseq_modern import files, processor
 from fairseq_modern.errors import UserError
 from recipes.runner import evaluation, machine, sweep
-from recipes.runner.data import verify
 from recipes.runner.folder import keep_settings, kept_settings, locked
 from recipes.runner.launch import gpu_shares, run_logged
 from recipes.runner.machine import Gpus, Machine
@@ -210,29 +208,6 @@ def test_damaged_record_is_an_error_with_the_command_that_recovers(damage, tmp_p
     command = re.search("run: (.*) and then the same command", str(error.value))[1]
     subprocess.run(command, shell=True, check=True)
     assert evaluation.recorded_scores(record) == {}
-
-
-@pytest.mark.parametrize("damage", ["missing", *DAMAGES])
-def test_damaged_cache_of_checksums_is_made_again(damage, tmp_path):
-    """The reference is the cache of a first verification. A changed file is found with a damaged cache, too."""
-    data = tmp_path / "data"
-    (data / "data-bin").mkdir(parents=True)
-    file, cache = data / "data-bin" / "train.bin", tmp_path / "verified.json"
-    file.write_bytes(b"abc")
-    (data / "SHA256SUMS").write_text(f"{files.sha256(file)}  data-bin/train.bin\n")
-    run = SimpleNamespace(data=data, output=tmp_path, recipe=SimpleNamespace(prepare="prepare.sh"))
-    verify(run)
-    expected = cache.read_text()
-    if damage == "missing":
-        cache.unlink()
-    else:
-        DAMAGES[damage](cache)
-    verify(run)
-    assert cache.read_text() == expected
-    cache.write_text('{"data-bin/train.bin": 3}')
-    file.write_bytes(b"abd")
-    with pytest.raises(UserError, match=r"train.bin is missing"):
-        verify(run)
 
 
 @pytest.mark.parametrize(("ending", "status"), [("raise SystemExit(3)", 3), ("import time; time.sleep(100)", 75)])
