@@ -4,12 +4,10 @@ Ainslie et al. (2023), https://arxiv.org/abs/2305.13245; with one group: Shazeer
 https://arxiv.org/abs/1911.02150.
 """
 
-from typing import ClassVar, Mapping, Optional
-
-import torch
+from typing import Any, ClassVar, Mapping, Optional
 
 from .attention_type import check_groups
-from .layer import forwarded, named_after_key_dim
+from .layer import named_after_key_dim
 from .standard import StandardAttention
 
 
@@ -32,29 +30,7 @@ class GroupedAttention(StandardAttention):
 
     @named_after_key_dim
     def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        key_dim: Optional[int] = None,
-        *,
-        kv_heads: int,
-        kdim: Optional[int] = None,
-        vdim: Optional[int] = None,
-        head_dim: Optional[int] = None,
-        dropout: float = 0.0,
-        bias: bool = True,
-        query_bias: Optional[bool] = None,
-        key_bias: Optional[bool] = None,
-        value_bias: Optional[bool] = None,
-        out_bias: Optional[bool] = None,
-        scale: Optional[float] = None,
-        init: str = "default",
-        kernel: str = "auto",
-        batch_first: bool = True,
-        add_bias_kv: bool = False,
-        add_zero_attn: bool = False,
-        device: Optional[torch.device] = None,
-        dtype: Optional[torch.dtype] = None,
+        self, embed_dim: int, num_heads: int, key_dim: Optional[int] = None, *, kv_heads: int, **options: Any
     ) -> None:
         check_groups("kv_heads", kv_heads, num_heads)
-        super().__init__(**forwarded(locals(), "kv_heads"), value_heads=kv_heads, key_heads=kv_heads)
+        super().__init__(embed_dim, num_heads, key_dim, value_heads=kv_heads, key_heads=kv_heads, **options)

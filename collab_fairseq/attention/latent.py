@@ -3,7 +3,7 @@
 DeepSeek-AI (2024), "DeepSeek-V2", https://arxiv.org/abs/2405.04434, section 2.1; queries are not compressed.
 """
 
-from typing import ClassVar, List, Mapping, Optional, Tuple
+from typing import Any, ClassVar, List, Mapping, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .cache import Attended, KeyValue
 from .errors import AttentionError
 from .factors import ScoreWeights, affine
-from .layer import forwarded, named_after_key_dim
+from .layer import named_after_key_dim
 from .projections import are_plain, linear, uninitialised
 from .standard import StandardAttention
 from .transforms import is_tracing
@@ -40,33 +40,20 @@ class LatentAttention(StandardAttention):
 
     @named_after_key_dim
     def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        key_dim: Optional[int] = None,
-        *,
-        kv_latent_dim: int,
-        kdim: Optional[int] = None,
-        vdim: Optional[int] = None,
-        head_dim: Optional[int] = None,
-        dropout: float = 0.0,
-        bias: bool = True,
-        query_bias: Optional[bool] = None,
-        key_bias: Optional[bool] = None,
-        value_bias: Optional[bool] = None,
-        out_bias: Optional[bool] = None,
-        scale: Optional[float] = None,
-        init: str = "default",
-        kernel: str = "auto",
-        batch_first: bool = True,
-        add_bias_kv: bool = False,
-        add_zero_attn: bool = False,
-        device: Optional[torch.device] = None,
-        dtype: Optional[torch.dtype] = None,
+        self, embed_dim: int, num_heads: int, key_dim: Optional[int] = None, *, kv_latent_dim: int, **options: Any
     ) -> None:
         if kv_latent_dim < 1:
             raise ValueError(f"kv_latent_dim must be positive; got {kv_latent_dim}")
-        super().__init__(**forwarded(locals(), "kv_latent_dim"), source_dim=kv_latent_dim)
+        # given here, so that options with these names raise a TypeError: latent heads have no groups
+        super().__init__(
+            embed_dim,
+            num_heads,
+            key_dim,
+            source_dim=kv_latent_dim,
+            value_heads=num_heads,
+            key_heads=num_heads,
+            **options,
+        )
 
     def _build(self) -> None:
         super()._build()

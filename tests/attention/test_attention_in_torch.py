@@ -26,14 +26,24 @@ def test_parameters_have_the_order_of_torchs(cls):
     assert ours[: len(theirs)] == theirs
 
 
-@pytest.mark.parametrize("cls", [CollaborativeAttention, SHARED_VALUES, StandardAttention, MULTI_QUERY, LATENT])
-def test_arguments_of_torchs_layer_are_accepted_or_rejected_by_name(cls):
-    """In a script that calls torch's layer, only the class changes."""
-    layer_class = getattr(cls, "func", cls)
-    theirs, ours = (inspect.signature(each).parameters for each in (nn.MultiheadAttention, layer_class))
+@pytest.mark.parametrize("cls", [CollaborativeAttention, StandardAttention])
+def test_signature_has_the_arguments_of_torchs_layer(cls):
+    theirs, ours = (inspect.signature(each).parameters for each in (nn.MultiheadAttention, cls))
     assert set(theirs) <= set(ours)
     assert list(ours)[:3] == ["embed_dim", "num_heads", "key_dim"]
     assert {parameter.kind for parameter in list(ours.values())[3:]} == {inspect.Parameter.KEYWORD_ONLY}
+
+
+@pytest.mark.parametrize("cls", [MULTI_QUERY, LATENT])
+@pytest.mark.parametrize("name", ["value_heads", "key_heads"])
+def test_groups_that_the_type_determines_are_no_arguments(cls, name):
+    with pytest.raises(TypeError, match=name):
+        cls(E, H, **{name: 1})
+
+
+@pytest.mark.parametrize("cls", [CollaborativeAttention, SHARED_VALUES, StandardAttention, MULTI_QUERY, LATENT])
+def test_arguments_of_torchs_layer_are_accepted_or_rejected_by_name(cls):
+    """In a script that calls torch's layer, only the class changes."""
     options = {"dropout": 0.1, "bias": False, "add_bias_kv": False, "add_zero_attn": False, "kdim": 7, "vdim": 7}
     options.update(batch_first=True, device="cpu", dtype=torch.float64)
     memory = torch.randn(N, 5, 7, dtype=torch.float64)
