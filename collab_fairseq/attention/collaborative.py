@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .cache import Attended, KeyValue
 from .factors import HeadFactors, HeadMaps, ScoreWeights, affine, check_plain
 from .kernels import COLLABORATIVE, attend_collaborative
-from .layer import AttentionLayer, forwarded, named_after_key_dim
+from .layer import AttentionLayer, forwarded
 from .mixing import initial_mixing
 
 
@@ -78,7 +78,6 @@ class CollaborativeAttention(AttentionLayer):
     _scaled = ("mixing", "content_bias")
     content_bias: Optional[Tensor]
 
-    @named_after_key_dim
     def __init__(
         self,
         embed_dim: int,

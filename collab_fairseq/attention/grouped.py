@@ -7,7 +7,6 @@ https://arxiv.org/abs/1911.02150.
 from typing import Any, ClassVar, Mapping, Optional
 
 from .attention_type import check_groups
-from .layer import named_after_key_dim
 from .standard import StandardAttention
 
 
@@ -28,7 +27,6 @@ class GroupedAttention(StandardAttention):
     type_name, chosen_by = "grouped", "kv_heads"
     settings: ClassVar[Mapping[str, str]] = {"kv_heads": "kv_heads"}
 
-    @named_after_key_dim
     def __init__(
         self, embed_dim: int, num_heads: int, key_dim: Optional[int] = None, *, kv_heads: int, **options: Any
     ) -> None:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from .cache import Attended, KeyValue
 from .errors import AttentionError
 from .factors import ScoreWeights, affine
-from .layer import named_after_key_dim
 from .projections import are_plain, linear, uninitialised
 from .standard import StandardAttention
 from .transforms import is_tracing
@@ -38,7 +37,6 @@ class LatentAttention(StandardAttention):
     type_name, chosen_by = "latent", "kv_latent_dim"
     settings: ClassVar[Mapping[str, str]] = {"kv_latent_dim": "kv_latent_dim"}
 
-    @named_after_key_dim
     def __init__(
         self, embed_dim: int, num_heads: int, key_dim: Optional[int] = None, *, kv_latent_dim: int, **options: Any
     ) -> None:

@@ -1,8 +1,7 @@
 """The base of all attention layers: projections, masks, beams, the output, and the calls that models use."""
 
-import functools
 import math
-from typing import Any, Callable, ClassVar, Dict, List, Optional, Tuple, TypeVar, Union, cast
+from typing import Any, Callable, ClassVar, Dict, List, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -17,25 +16,6 @@ from .projections import is_seq_first, linear, uninitialised
 #: see :meth:`AttentionLayer.reset_parameters`
 INITS = ("default", "authors")
 _CALL = nn.Module.__call__
-
-
-_Init = TypeVar("_Init", bound=Callable[..., None])
-
-
-def named_after_key_dim(init: _Init) -> _Init:
-    """Explain, for the ``__init__`` of a layer, that arguments after ``key_dim`` must be named."""
-
-    @functools.wraps(init)
-    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-        if len(args) > 3:
-            given = ", ".join(map(repr, args))
-            raise TypeError(
-                "arguments after key_dim must be named, such as dropout=0.1 or bias=True; "
-                f"got {type(self).__name__}({given})"
-            )
-        init(self, *args, **kwargs)
-
-    return cast(_Init, checked)
 
 
 def forwarded(arguments: Dict[str, Any], *own: str) -> Dict[str, Any]:
@@ -110,7 +90,6 @@ class AttentionLayer(AttentionType, nn.Module):
     #: parameters to which the logits are proportional
     _scaled: ClassVar[Tuple[str, ...]] = ("q_proj.weight", "q_proj.bias")
 
-    @named_after_key_dim
     def __init__(
         self,
         embed_dim: int,
