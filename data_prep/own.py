@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Set, Tuple
 
 from collab_fairseq.cli.options import positive
+from collab_fairseq.scoring.references import read_lines
 from data_prep.toy import write
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import sha256
@@ -70,23 +71,12 @@ def describe(args: argparse.Namespace) -> Tuple[Pair, List[str]]:
     return langs, [*lines, f"languages {'-'.join(langs)}, held out {args.held_out or 'by size'}"]
 
 
-def read_lines(path: Path) -> List[str]:
-    """The lines of a text in NFC, as SentencePiece's, with single spaces between words."""
-    data = path.read_bytes()
-    try:
-        text = unicodedata.normalize("NFC", data.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        number = data.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path} must be UTF-8 text, but line {number} is not; convert it with iconv") from error
-    if "\0" in text:
-        raise UserError(f"{path} must be UTF-8 text; got zero bytes, as in UTF-16; convert it with iconv")
-    lines = [" ".join(line.split()) for line in text.split("\n")]
-    return lines if lines[-1] else lines[:-1]
-
-
 def read_pairs(paths: List[Path]) -> List[Pair]:
-    """The sentence pairs of two files."""
-    first, second = map(read_lines, paths)
+    """The sentence pairs of two files, in NFC, as SentencePiece's, with single spaces between words."""
+    first, second = (
+        [" ".join(unicodedata.normalize("NFC", line).split()) for line in read_lines(path, "the text")]
+        for path in paths
+    )
     if len(first) != len(second):
         raise UserError(
             f"both files must have the same number of lines, which are translations of each other; "

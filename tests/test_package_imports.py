@@ -34,9 +34,11 @@ MAY_IMPORT: Dict[str, Set[str]] = {
 PACKAGES = {
     "fairseq_modern": set(),
     "collab_fairseq": {"fairseq_modern"},
-    "data_prep": {"collab_fairseq.cli.main", "collab_fairseq.cli.options", "fairseq_modern"},
+    "data_prep": {
+        "collab_fairseq.cli.main", "collab_fairseq.cli.options", "collab_fairseq.scoring.references", "fairseq_modern",
+    },
     "recipes": {"collab_fairseq", "data_prep", "fairseq_modern"},
-}
+}  # fmt: skip
 
 #: imports of the layers besides torch
 STANDARD_LIBRARY = {"contextlib", "functools", "math", "typing"}

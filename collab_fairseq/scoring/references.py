@@ -62,10 +62,12 @@ def read_content(path: PathLike, what: str) -> bytes:
 
 def read_lines(path: PathLike, what: str = "the references") -> List[str]:
     """The lines of a UTF-8 text file, which may be gzipped; ``what`` names its content in errors."""
+    data = read_content(path, what)
     try:
-        content = read_content(path, what).decode("utf-8")
+        content = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"{what} {os.fspath(path)} must be UTF-8 text ({error.reason})") from error
+        name, line = f"{what} {os.fspath(path)}", data.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{name} must be UTF-8 text; got other bytes in line {line}: convert it with iconv") from error
     if not content:
         return []
     # only "\n" ends a line: str.splitlines() would split at other characters that sentences may contain

@@ -176,7 +176,7 @@ SOURCE = "--source mine.en mine.de"
     ("change", "words", "message"),
     [
         (lambda a, b: b.write_text("eins\n"), SOURCE, "both files must have the same number of lines"),
-        (lambda a, b: b.write_bytes(b"1\nzw\xf6lf\n"), SOURCE, "must be UTF-8 text, but line 2 is not"),
+        (lambda a, b: b.write_bytes(b"1\nzw\xf6lf\n"), SOURCE, "must be UTF-8 text; got other bytes in line 2"),
         (lambda a, b: b.write_bytes(a.read_text().encode("utf-16-le")), SOURCE, "got zero bytes, as in UTF-16"),
         (lambda a, b: b.unlink(), SOURCE, "there is no file mine.de"),
         (lambda *files: [path.write_text("\n" * 700) for path in files], SOURCE, "500 sentence pairs; got 0"),
