@@ -90,20 +90,16 @@ def read_weights(path: str) -> Dict[str, HeadFactors]:
 def encode(
     model: Any, tokenizer: Any, texts: Sequence[Sequence[str]], labels: Sequence[Any], batch_size: int
 ) -> Iterator[Inputs]:
-    """The examples in batches, in order, on the device of the model; texts are cut to its positions."""
-    max_length = min(tokenizer.model_max_length, model.config.max_position_embeddings)
-    options = {"padding": True, "truncation": True, "max_length": max_length, "return_tensors": "pt"}
-    for start in range(0, len(labels), batch_size):
-        rows = slice(start, start + batch_size)
-        columns = [list(column) for column in zip(*texts[rows], strict=True)]
-        inputs = dict(tokenizer(*columns, **options))
-        if translates(model):
-            target = tokenizer(text_target=labels[rows], **options)
-            inputs["labels"] = target["input_ids"].masked_fill(target["attention_mask"] == 0, -100)
-        else:
-            dtype = torch.float32 if model.config.num_labels == 1 else torch.int64
-            inputs["labels"] = torch.tensor(labels[rows], dtype=dtype)
-        yield {name: tensor.to(model.device) for name, tensor in inputs.items()}
+    """The batches of :func:`.text_batches` with labels."""
+    text_batches = require("collab_fairseq.huggingface", "huggingface").text_batches
+    if translates(model):
+        encoded = text_batches(model, tokenizer, [(text,) for text in labels], batch_size, ("text_target",))
+        targets = (each["input_ids"].masked_fill(each["attention_mask"] == 0, -100) for each in encoded)
+    else:
+        dtype = torch.float32 if model.config.num_labels == 1 else torch.int64
+        targets = torch.tensor(labels, dtype=dtype, device=model.device).split(batch_size)
+    for inputs, target in zip(text_batches(model, tokenizer, texts, batch_size), targets, strict=True):
+        yield {**inputs, "labels": target}
 
 
 def batch_of(model: Any, inputs: Inputs) -> Batch:

@@ -5,7 +5,7 @@ Importing this package registers collaborative models with ``AutoConfig`` and ``
 """
 
 from .examples import check_labels, measured, read_examples  # noqa: F401
-from .folders import check_tokens, load_folder, load_tokenizer  # noqa: F401
+from .folders import check_tokens, load_folder, load_tokenizer, text_batches  # noqa: F401
 from .layers import CollaborativeHeads, Shape  # noqa: F401
 from .models import (  # noqa: F401
     CONFIGS,

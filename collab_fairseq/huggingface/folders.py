@@ -2,7 +2,7 @@
 
 import logging
 import os
-from typing import Any, Iterable, Mapping
+from typing import Any, Dict, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -56,6 +56,22 @@ def load_tokenizer(path: PathLike) -> Any:
         return AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, TypeError, ValueError) as error:
         raise UserError(f"{os.fspath(path)} must contain the files of the model's tokenizer") from error
+
+
+def text_batches(
+    model: Any, tokenizer: Any, texts: Sequence[Sequence[str]], size: int, names: Sequence[str] = ("text", "text_pair")
+) -> Iterator[Dict[str, Tensor]]:
+    """Batches of examples in order, on the device of the model; texts are cut to its positions.
+
+    Args:
+        names: arguments of the tokenizer for the first and the second text of each example.
+    """
+    longest = min(tokenizer.model_max_length, model.config.max_position_embeddings)
+    options = {"padding": True, "truncation": True, "max_length": longest, "return_tensors": "pt"}
+    for start in range(0, len(texts), size):
+        columns = map(list, zip(*texts[start : start + size], strict=True))
+        inputs = tokenizer(**dict(zip(names, columns, strict=False)), **options)
+        yield {name: tensor.to(model.device) for name, tensor in inputs.items()}
 
 
 def check_tokens(tokenizer: Any, batches: Iterable[Mapping[str, Tensor]], name: str) -> None:

@@ -37,6 +37,7 @@ from collab_fairseq.huggingface import (
     measured,
     read_examples,
     score_weights,
+    text_batches,
 )
 from collab_fairseq.huggingface.layers import CollaborativeHeads, names_of
 from collab_fairseq.modules.sites import swapped_modules
@@ -95,16 +96,8 @@ class Source(NamedTuple):
         model = model.eval().to(device, torch.promote_types(dtype, torch.float32))
         return cls(model, load_tokenizer(folder), dtype, not is_classifier and _pools_first(Path(folder)))
 
-    def batches(self, texts: Sequence[Text], size: int = _BATCH) -> List[Batch]:
-        """The texts in order, cut to the positions of the model."""
-        longest = min(self.tokenizer.model_max_length, self.model.config.max_position_embeddings)
-        options = {"padding": True, "truncation": True, "max_length": longest, "return_tensors": "pt"}
-        batches = []
-        for start in range(0, len(texts), size):
-            columns = zip(*texts[start : start + size], strict=True)
-            inputs = self.tokenizer(*(list(column) for column in columns), **options)
-            batches.append({name: tensor.to(self.model.device) for name, tensor in inputs.items()})
-        return batches
+    def batches(self, texts: Sequence[Text]) -> List[Batch]:
+        return list(text_batches(self.model, self.tokenizer, texts, _BATCH))
 
     def output(self, model: Any, batch: Batch) -> Tensor:
         """Embeddings of an encoder, (N, E), or logits of a classifier, (N, C), from this or a converted model.
