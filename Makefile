@@ -38,7 +38,7 @@ $(VENV)/ready: setup.py pyproject.toml constraints.txt fairseq_modern/fairseq_mo
 	@touch $@
 
 demo: setup
-	@recipes/demo/run.sh --python "$(abspath $(BIN))/python" $(if $(SEED),--seed "$(SEED)")
+	@PYTHON="$(abspath $(BIN))/python" recipes/demo/run.sh $(if $(SEED),--seed "$(SEED)")
 
 lint: setup
 	$(BIN)/ruff check .

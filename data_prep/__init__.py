@@ -1,6 +1,6 @@
 """Preparation of data sets: corpus → data-bin for fairseq, with checksums. `python -m data_prep NAME` or NAME.sh.
 
-interpreter        --python: the Python interpreter of this program and of those that it starts
+interpreter        $PYTHON: the Python interpreter of this program and of those that it starts
 data_set           fields of NAME.yaml, options of `python -m data_prep NAME`
 prepare            the steps of a preparation
 archives, unpack   download, verify and unpack the archives of NAME.tsv

@@ -15,7 +15,8 @@ PROGRAMS = ("micro_wmt_corpus", "miniature")
 
 def main() -> int:
     """Call the program NAME, with its name and options in `sys.argv`."""
-    argv = interpreter.select("data_prep", sys.argv[1:])
+    interpreter.pass_on()
+    argv = sys.argv[1:]
     sets = sorted(path.stem for path in HERE.glob("*.yaml"))
     if not argv or argv[0] in ("-h", "--help"):
         sys.stdout.write(f"{__doc__}\ndata sets: {' '.join(sets)}\n")

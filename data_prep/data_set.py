@@ -99,6 +99,4 @@ it."""
     text = f"processes of fairseq-preprocess (default: {data_set.workers or 'the number of cores'})"
     add("--workers", type=positive, default=data_set.workers, metavar="N", help=text)
     add("--force", action="store_true", help="rebuild an existing output")
-    text = "Python with the project installed (default: $PYTHON, else the first python on PATH)"
-    add("--python", metavar="PROGRAM", help=text)
     return parser

@@ -43,7 +43,8 @@ def about(name: str) -> str:
 
 def main() -> int:
     """Call the program or the runner, with the options in `sys.argv`."""
-    argv = interpreter.select("recipes", sys.argv[1:])
+    interpreter.pass_on()
+    argv = sys.argv[1:]
     names = recipes()
     if not argv or argv[0] in ("-h", "--help"):
         width = max(map(len, names))

@@ -29,7 +29,6 @@ ENDING = "OUTPUT contains data/, one folder per model, table.md, summary.md and 
 
 def parse(recipe: settings.DictConfig) -> argparse.Namespace:
     parser = argparse.ArgumentParser("recipes/demo/run.sh", description=ABOUT, epilog=ENDING, allow_abbrev=False)
-    parser.add_argument("--python", metavar="PROGRAM", help="Python with the project installed")
     toy.add_options(parser)
     numbers = {
         "vocab-size": (prepare.load("toy").vocab_size, "SentencePiece pieces, shared by both languages"),

@@ -21,7 +21,7 @@ from fairseq_modern.errors import UserError
 from . import options, settings
 from .machine import Machine
 from .recipe_run import RecipeRun, run_name
-from .settings import PYTHON, ROOT
+from .settings import ROOT
 
 TRAINING_STEPS = ("train", "all")
 
@@ -35,7 +35,7 @@ def main(recipe: str, argv: Sequence[str]) -> None:
         from .sweep import sweep
 
         cfg, _ = read(recipe, step, words)
-        shared = ["--python", PYTHON, *options.without_sweep_options(recipe, cfg, words)]
+        shared = options.without_sweep_options(recipe, cfg, words)
         sweep(recipe, cfg, shared, lambda words: read_run(recipe, "all", words)[0])
         return
     cfg, overridden = read_run(recipe, step, words)

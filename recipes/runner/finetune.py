@@ -51,7 +51,6 @@ def build_parser(recipe: str, **about: Any) -> argparse.ArgumentParser:
     add("--threads", metavar="N", type=positive, default=1, help="CPU threads (default: 1)")
     text = f"output folder (default: runs/{recipe}/NAME)"
     add("--output", metavar="DIR", type=os.path.abspath, help=text)
-    add("--python", metavar="PROGRAM", help="Python with the project installed")
     return parser
 
 

@@ -145,8 +145,6 @@ def build_parser(recipe: str, step: str, cfg: DictConfig) -> argparse.ArgumentPa
     )
     text = f"settings that override {recipe}.yaml: FILE.yaml, or the name of one next to it (default: $RECIPE_CONFIG)"
     parser.add_argument("--config", metavar="FILE", help=text)
-    text = "Python with the project installed (default: $PYTHON, else the first python on PATH)"
-    parser.add_argument("--python", metavar="PROGRAM", help=text)
     add_flags(parser, SWEEP if step == "sweep" else RUN, recipe, cfg)
     add_flags(parser, SHARED, recipe, cfg)
     return parser

@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 
 import pytest
 
@@ -20,7 +19,7 @@ def command(tiny_run, tiny_data, tmp_path_factory):
     flags = "--finetune-updates 4 --ranks 1/2 --bleu-ranks --seeds 1 --distill 2 --distill-ranks 1/2"
     flags += " --calibration 30"
     files = ["--model", tiny_run / "checkpoint_best.pt", "--data", tiny_data, "--output", output, "--unlabelled", 1000]
-    return [RECIPE / "run.sh", *files, "--name", "tiny", "--python", sys.executable, *flags.split()]
+    return [RECIPE / "run.sh", *files, "--name", "tiny", *flags.split()]
 
 
 @pytest.fixture(scope="module")
