@@ -28,7 +28,7 @@ import json
 import math
 import re
 import sys
-from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy
 import torch
@@ -102,9 +102,10 @@ def seeds_of(rows: Rows) -> List[int]:
     return sorted(set.intersection(*map(set, rows.values())))
 
 
-def measured(rows: Rows, measure: Measure, seeds: Sequence[int] = ()) -> Values:
+def measured(rows: Rows, measure: Measure, seeds: Optional[Sequence[int]] = None) -> Values:
     """A measure of each row and seed (default: all common seeds)."""
-    return {row: numpy.array([measure(runs[seed]) for seed in seeds or seeds_of(rows)]) for row, runs in rows.items()}
+    seeds = seeds_of(rows) if seeds is None else seeds
+    return {row: numpy.array([measure(runs[seed]) for seed in seeds]) for row, runs in rows.items()}
 
 
 def test_nll(run: TrainingRecord) -> float:
@@ -276,15 +277,15 @@ def tests(found: Rows, args: argparse.Namespace) -> str:
     seeds = seeds_of(rows)
     fresh = [seed for seed in seeds if seed not in SELECTION_SEEDS]
     values, later = measured(rows, test_nll), measured(rows, test_nll, fresh)
-    table = [["difference", f"seeds {listed(seeds)}", f"seeds {listed(fresh)}"]]
+    table = [["difference", f"seeds {listed(seeds)}", f"seeds {listed(fresh) or '–'}"]]
     table += [[f"{a} − {b}", *(shown(difference(some, a, b)) for some in (values, later))] for a, b in PAIRS]
     table.append(["(S − C)/(S − F)", recovered(values), recovered(later)])
     p = stats.ttest_1samp(contrast(values), 0.0, alternative="less").pvalue
+    alone = f"; seeds {listed(fresh)} alone: mean {contrast(later).mean():+.4f}" if fresh else ""
     paragraphs = [
         _selected(rows, args),
         losses_table(rows),
-        f"Primary test, C − ¾F − ¼S: {shown(contrast(values))}, one-sided p = {p:.2g}, n = {len(seeds)}; "
-        f"seeds {listed(fresh)} alone: mean {contrast(later).mean():+.4f}.",
+        f"Primary test, C − ¾F − ¼S: {shown(contrast(values))}, one-sided p = {p:.2g}, n = {len(seeds)}{alone}.",
         pages.table(table, numbers=True),
     ]
     return "\n\n".join(paragraphs)

@@ -61,6 +61,17 @@ def test_tests_table():
     assert f"one-sided p = {p:.2g}, n = 5; seeds 3, 4, 5 alone: mean {primary[2:].mean():+.4f}." in text
 
 
+def test_without_fresh_seeds_there_is_a_dash():
+    """Seeds 1 and 2, which selected the settings, are not fresh."""
+    text = analysis.markdown(["tests", *(path for path in LONGER if re.search("-s[12]-", path))])
+    values = of_seeds(nll, (1, 2))
+    table = [line for line in lines(text) if line[0] == "difference" or "−" in line[0]]
+    assert table[0] == ["difference", "seeds 1, 2", "seeds –"]
+    assert [line[2] for line in table[1:]] == ["–"] * 4
+    assert table[1][1].startswith(f"{(values['C'] - values['F']).mean():+.4f} [")
+    assert "n = 2.\n" in text
+
+
 def test_claim_table():
     names = {"F": "none-dk256-lr2", "S": "none-dk32-lr4", "C": "encoder_cross_decoder-dk32-blocks8_lr4"}
     files = sorted(map(str, RUNS.glob("curve-*-u2000.json")))
