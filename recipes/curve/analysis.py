@@ -28,7 +28,7 @@ import json
 import math
 import re
 import sys
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 import numpy
 import torch
@@ -45,8 +45,11 @@ from collab_fairseq.scoring.significance import Interval, interval
 from collab_fairseq.scoring.sufficient_statistics import SCORES, load
 from fairseq_modern.errors import UserError
 
+Name = TypeVar("Name")
+#: seed → run
+Runs = Dict[int, TrainingRecord]
 #: row → seed → run
-Rows = Dict[str, Dict[int, TrainingRecord]]
+Rows = Dict[str, Runs]
 #: row → its value for each seed
 Values = Mapping[str, ndarray]
 Measure = Callable[[TrainingRecord], float]
@@ -74,27 +77,46 @@ def configurations(paths: Sequence[str]) -> Rows:
     Raises:
         UserError: runs with different data; of one configuration, with the same seed or different settings.
     """
-    found: Rows = {}
-    for run in map(load_run, paths):
-        name = re.sub(r"^[^-]*-|-s\d+-u\d+$", "", run["name"])
-        seeds = found.setdefault(name, {})
-        if run["seed"] in seeds:
-            raise UserError(f"{name} must have one run with seed {run['seed']}; got a second, {run['path']}")
-        seeds[run["seed"]] = run
-    runs = [run for seeds in found.values() for run in seeds.values()]
+    runs = list(map(load_run, paths))
     if any(run["data"] != runs[0]["data"] for run in runs):
         raise UserError("all runs must have the same data; got different checksums")
-    for seeds in found.values():
-        frame(list(seeds.values()), ("updates",))  # raises for different settings
-    return {name: dict(sorted(seeds.items())) for name, seeds in found.items()}
+    return by_seed(runs, lambda run: re.sub(r"^[^-]*-|-s\d+-u\d+$", "", run["name"]))
+
+
+def by_seed(runs: Sequence[TrainingRecord], name: Callable[[TrainingRecord], Name]) -> Dict[Name, Runs]:
+    """Name → seed → run.
+
+    Raises:
+        UserError: runs of one name have the same seed or different settings.
+    """
+    found: Dict[Name, List[TrainingRecord]] = {}
+    for run in runs:
+        found.setdefault(name(run), []).append(run)
+    for of_name in found.values():
+        frame(of_name, ())  # raises unless they differ in the seed only
+    return {row: dict(sorted((run["seed"], run) for run in of_name)) for row, of_name in found.items()}
 
 
 def choose(found: Rows, names: Mapping[str, str]) -> Rows:
-    """Row → its runs, from row → configuration."""
+    """Row → its runs, from row → configuration.
+
+    Raises:
+        UserError: a configuration is missing, or see :func:`check_length`.
+    """
     missing = [f"{row} ({name})" for row, name in names.items() if name not in found]
     if missing:
         raise UserError(f"no record of row {', '.join(missing)}; there are {', '.join(sorted(found))}")
-    return {row: found[name] for row, name in names.items()}
+    rows = {row: found[name] for row, name in names.items()}
+    check_length(run for runs in rows.values() for run in runs.values())
+    return rows
+
+
+def check_length(runs: Iterable[TrainingRecord]) -> None:
+    """Raise UserError unless all runs have the same number of updates."""
+    lengths = sorted({run["training"]["updates"] for run in runs})
+    if len(lengths) > 1:
+        got = " and ".join(f"{length:,}" for length in lengths)
+        raise UserError(f"runs that are compared must have the same number of updates; got {got}")
 
 
 def seeds_of(rows: Rows) -> List[int]:
@@ -259,7 +281,7 @@ def claim(found: Rows, args: argparse.Namespace) -> str:
 def selection(found: Rows, args: argparse.Namespace) -> str:
     table = [["setting", *(f"seed {seed}" for seed in SELECTION_SEEDS), "mean", "selected"]]
     means: Dict[str, Dict[str, float]] = {}
-    for name, runs in found.items():
+    for name, runs in choose(found, {name: name for name in found}).items():
         if all(seed in runs for seed in SELECTION_SEEDS):
             nll = measured({name: runs}, valid_nll, SELECTION_SEEDS)[name]
             means.setdefault(setting(name, runs)[0], {})[name] = float(nll.mean())
@@ -296,7 +318,7 @@ def _selected(rows: Rows, args: argparse.Namespace) -> str:
 
 
 def pairs(found: Rows, args: argparse.Namespace) -> str:
-    complete = {name: runs for name, runs in found.items() if all(seed in runs for seed in SELECTION_SEEDS)}
+    complete = choose(found, {n: n for n, runs in found.items() if all(seed in runs for seed in SELECTION_SEEDS)})
     values = measured(complete, test_nll, SELECTION_SEEDS)
     table = [["setting", "compared with", f"difference in test NLL, seeds {' and '.join(map(str, SELECTION_SEEDS))}"]]
     ordered = sorted(complete, key=lambda name: setting(name, complete[name]))
@@ -309,7 +331,7 @@ def pairs(found: Rows, args: argparse.Namespace) -> str:
 
 def blind(found: Rows, args: argparse.Namespace) -> str:
     rows = choose(found, args.rows)
-    default = found["none-dk256-lr2"]  # F without the factor on its logits
+    with_default = choose(found, {**args.rows, "F1": "none-dk256-lr2"})  # F without the factor on its logits
     table = [["blind test set", "score", *rows, *(f"{a} − {b}" for a, b in PAIRS)]]
     without = [["blind test set", "score", f"C − F1, seeds {listed(SELECTION_SEEDS)}", "F − F1"]]
     for metric, (test, name) in itertools.product((BLEU, CHRF), BLIND.items()):
@@ -317,12 +339,12 @@ def blind(found: Rows, args: argparse.Namespace) -> str:
         values = measured(rows, measure)
         means = [f"{of_row.mean():.2f}" for of_row in values.values()]
         table.append([name, metric, *means, *(shown(difference(values, a, b), decimals=2) for a, b in PAIRS)])
-        values = measured({**rows, "F1": default}, measure, SELECTION_SEEDS)
+        values = measured(with_default, measure, SELECTION_SEEDS)
         without.append([name, metric, *(each(difference(values, row, "F1"), decimals=2) for row in "CF")])
     paragraphs = [
         f"{_selected(rows, args)} Seeds {listed(seeds_of(rows))}.",
         pages.table(table, numbers=True),
-        f"F1, F without the factor on its logits: {label('none-dk256-lr2', default)}.",
+        f"F1, F without the factor on its logits: {label('none-dk256-lr2', with_default['F1'])}.",
         pages.table(without, numbers=True),
     ]
     return "\n\n".join(paragraphs)

@@ -31,8 +31,16 @@ from collab_fairseq.records.drawing import (
 from collab_fairseq.records.rows import TrainingRecord, is_collaborative, key_dim, load_run, lookup
 from collab_fairseq.records.scores import ALL, list_test_sets, over_runs, score
 from collab_fairseq.scoring.significance import Interval, interval
-from fairseq_modern.errors import UserError
-from recipes.curve.analysis import PAIRS, SELECTED, choose, configurations, differences_during, seeds_of
+from recipes.curve.analysis import (
+    PAIRS,
+    SELECTED,
+    by_seed,
+    check_length,
+    choose,
+    configurations,
+    differences_during,
+    seeds_of,
+)
 
 #: row of the convergence study → its name, with the key dimension
 NAMES = {"F": "standard 256", "S": "standard 32", "C": "collaborative 32"}
@@ -85,17 +93,12 @@ def draw_training(paths: Sequence[str], file: PathLike) -> None:
 
 def costs(runs: Sequence[TrainingRecord]) -> Dict[Row, Tuple[Interval, int]]:
     """Row → its NLL on all tests minus that at the full key dimension, paired by seed, and the number of seeds."""
-    by_row: Dict[Row, Dict[int, TrainingRecord]] = {}
-    for run in runs:
-        first = by_row.setdefault(_row(run), {}).setdefault(run["seed"], run)
-        if first is not run:
-            raise UserError(
-                f"runs must differ in attention type, key dimension or seed; got {first['path']} and {run['path']}"
-            )
+    check_length(runs)
+    by_row = by_seed(runs, _row)
     full = by_row["standard", _width(runs)]
     result = {}
-    for row, by_seed in by_row.items():
-        sides = [[side[seed] for seed in by_seed if seed in full] for side in (by_seed, full)]
+    for row, of_row in by_row.items():
+        sides = [[side[seed] for seed in of_row if seed in full] for side in (of_row, full)]
         result[row] = over_runs(*sides, test=ALL, metric=METRICS["nll"])[0], len(sides[0])
     return result
 

@@ -223,13 +223,27 @@ def test_runs_of_a_configuration_have_one_model_and_data(tmp_path):
 
     first, second = record(1), record(2)
     assert list(analysis.configurations([first, second])["none-dk32-lr2"]) == [1, 2]
+    short = sorted(map(str, RUNS.glob("curve-none-dk32-lr2-*-u600.json")))
     for files, message in (
-        ([first, first], "must have one run with seed 1"),
+        ([first, first], "have the same seed 1"),
+        ([first, *short], r"differ in .*config\.optimization\.max_update"),
         ([first, record(2, dropout=0.5)], r"differ in config\.model\.dropout"),
         ([first, record(2, section="data", changed="0" * 64)], "must have the same data"),
     ):
         with pytest.raises(UserError, match=message):
             analysis.configurations(files)
+
+
+@pytest.mark.parametrize("table", ["differences", "tests", "selection", "pairs"])
+def test_runs_of_a_table_have_one_length(table):
+    """Of all rows that it has: those of --rows, if it chooses."""
+    long = [path for path in LONGER if re.search("-none-dk32-lr2-|-dk32-blocks8_lr2-", path)]
+    short = sorted(map(str, RUNS.glob("curve-none-dk256-lr2-s*-u2000.json")))
+    names = {"C": analysis.SELECTED["C"], "F": "none-dk256-lr2", "S": analysis.SELECTED["S"]}
+    rows = ["--rows", *(f"{row}={name}" for row, name in names.items())]
+    with pytest.raises(UserError, match="must have the same number of updates; got 1,980 and 5,500"):
+        analysis.markdown([table, *long, *short, *rows])
+    assert analysis.markdown(["differences", *long, *short, *rows[:2], rows[3]])
 
 
 def test_logits_equal_attention_of_layer():
@@ -257,8 +271,15 @@ def test_costs_are_paired_by_seed():
     low, high = t_interval(small - full)
     assert cost.low <= low + 1e-9  # also over the sentences
     assert cost.high >= high - 1e-9
-    with pytest.raises(UserError, match=r"must differ in attention type, key dimension or seed; got .*curve_check-"):
-        figures.costs([load_run(path) for path in [*files, files[0]]])
+    longer = [*RUNS.glob("curve-none-dk32-lr4-s[12]-u5500.json"), *RUNS.glob("curve-none-dk256-lr4-*-u5500.json")]
+    for more, message in (
+        ([files[0]], "none-dk256-lr4-.* have the same seed"),
+        ([RUNS / "curve-none-dk256-lr2-s1-u2000.json"], r"differ in .*config\.optimization\.lr"),
+        (longer[:2], "must have the same number of updates; got 1,980 and 5,500"),
+    ):
+        with pytest.raises(UserError, match=message):
+            figures.costs([load_run(path) for path in [*files, *more]])
+    assert figures.costs(list(map(load_run, longer)))["standard", 32][1] == 2  # control: of one length
 
 
 def test_figures_are_legible_in_one_column(tmp_path, monkeypatch):
