@@ -143,8 +143,8 @@ def valid_nll(run: TrainingRecord) -> float:
 
 def training_nll(run: TrainingRecord) -> float:
     """Mean of the last updates during training, with dropout and changing weights."""
-    points = run["curves"]["train"]
-    return float(numpy.mean([p["nll_loss"] for p in points if p["updates"] > points[-1]["updates"] - LAST_UPDATES]))
+    curve = during(run, "train")
+    return float(numpy.mean([nll for updates, nll in curve.items() if updates > max(curve) - LAST_UPDATES]))
 
 
 def score_of(test: str, metric: str) -> Measure:
@@ -170,9 +170,9 @@ def blind_score(file: str, test: str, metric: str) -> Measure:
     return lambda run: float(scores[run["name"]][test][metric])
 
 
-def during(run: TrainingRecord) -> Dict[int, float]:
-    """Update → validation NLL during training."""
-    return {point["updates"]: point["nll_loss"] for point in run["curves"]["valid"]}
+def during(run: TrainingRecord, curve: str = "valid") -> Dict[int, float]:
+    """Update → NLL during training; NaN if it was not finite, which records omit."""
+    return {point["updates"]: point.get("nll_loss", math.nan) for point in run["curves"][curve]}
 
 
 # Statistics

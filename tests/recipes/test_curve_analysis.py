@@ -246,6 +246,22 @@ def test_runs_of_a_table_have_one_length(table):
     assert analysis.markdown(["differences", *long, *short, *rows[:2], rows[3]])
 
 
+def test_a_diverged_run_has_no_loss(tmp_path):
+    """Records have no losses that are not finite: the table has NaN, also if only the last loss is one."""
+    files = [path for path in LONGER if "-dk32-" in path and "lr2" in path and re.search("-s[12]-", path)]
+    rows = ["--rows", *(f"{row}={analysis.SELECTED[row]}" for row in "CS")]
+    content = json.loads((RUNS / files[0]).read_text())
+    for curve in content["parts"]["curves"].values():
+        del curve[-1]["nll_loss"]
+    (tmp_path / "diverged.json").write_text(json.dumps(content))
+    before = lines(analysis.markdown(["during", *files, *rows]))[2]
+    after = lines(analysis.markdown(["during", str(tmp_path / "diverged.json"), *files[1:], *rows]))[2]
+    assert after[:2] == before[:2]
+    assert (before[2] == after[2], after[2]) == (False, "+nan [+nan, +nan]")
+    assert math.isnan(analysis.training_nll(load_run(tmp_path / "diverged.json")))
+    assert not math.isnan(analysis.training_nll(load_run(files[0])))
+
+
 def test_logits_equal_attention_of_layer():
     torch.manual_seed(1)
     for heads, key_dim in (("standard", 256), ("collaborative", 32)):
