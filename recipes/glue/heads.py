@@ -19,6 +19,7 @@ from collab_fairseq.records.drawing import number_text
 from collab_fairseq.records.record import load
 from fairseq_modern.errors import UserError
 from recipes.glue.table import existing
+from recipes.heads.figures import model_name
 
 SPLIT = "text"
 #: curve of all heads by importance
@@ -95,8 +96,14 @@ def markdown(arguments: Sequence[str], folder: str = ".") -> str:
     """The table that the command prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", nargs="*", type=Path, metavar="RECORD")
-    records = existing(parser.parse_args(arguments).records)
-    return table({path.name.split(".")[0]: load(path, "heads") for path in records})
+    records: Dict[str, Any] = {}
+    for path in existing(parser.parse_args(arguments).records):
+        record = load(path, "heads")
+        name = model_name(path, record)
+        if name in records:
+            raise UserError(f"records must have different names; got {name} twice")
+        records[name] = record
+    return table(records)
 
 
 if __name__ == "__main__":

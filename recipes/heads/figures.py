@@ -7,6 +7,7 @@ NAME.ANALYSIS.pdf. Figures of ablation and pruning share axes and colour scales.
 
 import argparse
 import logging
+import re
 import sys
 from pathlib import Path
 from typing import Any, Dict, List
@@ -19,6 +20,11 @@ from collab_fairseq.records.record import load
 from fairseq_modern.errors import UserError
 
 logger = logging.getLogger(__name__)
+
+
+def model_name(path: Path, record: Dict[str, Any]) -> str:
+    """The name of the model, which may have dots, from that of the file; recipes/heads also writes NAME.prune-raw."""
+    return re.sub(rf"(\.{record['name']}(-raw)?)?\.json$", "", path.name)
 
 
 def draw(record: Dict[str, Any], path: PathLike, model: str, compared: List[Dict[str, Any]]) -> None:
@@ -50,7 +56,7 @@ def main() -> None:
         compared = [other for other in records.values() if other["name"] == record["name"]]
         for suffix in (".svg", ".pdf") if args.pdf else (".svg",):
             figure = path.with_suffix(suffix)
-            draw(record, FigureFile(figure, args.width or WIDTH), path.name.split(".")[0], compared)
+            draw(record, FigureFile(figure, args.width or WIDTH), model_name(path, record), compared)
             logger.info("wrote %s", figure)
 
 

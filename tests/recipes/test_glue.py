@@ -191,6 +191,26 @@ def test_tables_of_head_analyses():
         heads.table({name: {"name": name, "parts": parts} for name in ("prune", "ablate")})
 
 
+def test_names_of_models_can_have_dots(tmp_path):
+    """A name with a dot, twice, is an error instead of one row."""
+    whole = {"score": 84.0, "constant": 68.4, "right": ""}
+    parts = {
+        "whole/text": whole,
+        **{f"text/{mode}/E:1:1": {"difference": -1.0, "p_value": 0.5} for mode in ("without", "only")},
+    }
+    paths = []
+    for folder, task in (("one", "mrpc"), ("one", "cola"), ("other", "mrpc")):
+        paths.append(tmp_path / folder / f"bge-small-en-v1.5-{task}.ablate.json")
+        paths[-1].parent.mkdir(exist_ok=True)
+        record = {"schema": 1, "kind": "heads", "name": "ablate", "parts": parts}
+        paths[-1].write_text(json.dumps(record))
+    text = heads.markdown(list(map(str, paths[:2])))
+    for task in ("mrpc", "cola"):
+        assert cells(text, f"bge-small-en-v1.5-{task}")[:2] == ["84.0", "68.4"]
+    with pytest.raises(UserError, match=r"records must have different names; got bge-small-en-v1\.5-mrpc twice"):
+        heads.markdown(list(map(str, paths)))
+
+
 def test_table_of_embeddings(tmp_path):
     assert embeddings.markdown(["results/none/embeddings-*.json"]) == "This has not been measured yet.\n"
     files = []

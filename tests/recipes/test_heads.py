@@ -12,7 +12,7 @@ from collab_fairseq.heads import ablation, pruning, roles
 from collab_fairseq.records.drawing import FigureFile
 from collab_fairseq.records.record import Record
 from recipes.heads import gates
-from recipes.heads.figures import draw
+from recipes.heads.figures import draw, model_name
 from recipes.heads.page import agreement, page
 from tests.common import ROOT, run
 from tests.drawn import figures_of, illegible
@@ -120,6 +120,19 @@ def test_figures_show_names_scores_and_common_axes(tmp_path):
     done = run("python", "-c", code, tmp_path / f"{names[1]}.prune.json", cwd=ROOT)
     assert f"figures.py: wrote {tmp_path / names[1]}.prune.svg" in done.stderr.splitlines()
     assert position_of_loss_8(names[1]) != common
+
+
+@pytest.mark.parametrize(
+    ("file", "analysis", "name"),
+    [
+        ("convergence-standard-256.ablate.json", "ablate", "convergence-standard-256"),
+        ("bge-small-en-v1.5.redundancy.json", "redundancy", "bge-small-en-v1.5"),
+        ("bge-small-en-v1.5.prune-raw.json", "prune", "bge-small-en-v1.5"),
+        ("v1.5.json", "prune", "v1.5"),
+    ],
+)
+def test_figures_have_the_name_of_the_file(file, analysis, name):
+    assert model_name(RECORDS / file, {"name": analysis}) == name
 
 
 def test_figures_are_legible_in_one_column(tmp_path, monkeypatch):
