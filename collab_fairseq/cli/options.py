@@ -5,7 +5,7 @@ import os
 import re
 import shlex
 import sys
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from collab_fairseq.files import check_writable
 from collab_fairseq.records import environment
@@ -42,6 +42,11 @@ def positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a positive integer; got {text!r}")
     return int(text)
+
+
+def numbers(text: str) -> List[int]:
+    """Positive integers joined by commas, for argparse."""
+    return [positive(word) for word in text.split(",")]
 
 
 def checkpoint(path: str) -> str:

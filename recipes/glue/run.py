@@ -26,14 +26,14 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trai
 import collab_fairseq.reparam.huggingface as hf
 from collab_fairseq.checkpoints import file_setting, sha256
 from collab_fairseq.cli.main import guarded
-from collab_fairseq.cli.options import command
+from collab_fairseq.cli.options import command, numbers
 from collab_fairseq.files import write_text
 from collab_fairseq.huggingface import check_loaded, check_tokens
 from collab_fairseq.progress import Progress
 from collab_fairseq.records.record import Record
 from recipes import ROOT
 from recipes.glue.paper import PAPER
-from recipes.glue.table import CONSTANT, STANDARD, numbers, table
+from recipes.glue.table import CONSTANT, STANDARD, table
 from recipes.glue.tasks import GLUE, TASKS, fetch, read, rehearsal
 
 logger = logging.getLogger("glue")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from collab_fairseq.cli.main import guarded
+from collab_fairseq.cli.options import numbers
 from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import number_text
 from collab_fairseq.records.record import load
@@ -223,11 +224,6 @@ def _interval(differences: Sequence[float]) -> str:
         return number_text(mean, 1)
     text = f"{number_text(mean, 1)} [{number_text(low, 1)}, {number_text(high, 1)}]"
     return f"**{text}**" if low > 0 or high < 0 else text
-
-
-def numbers(text: str) -> List[int]:
-    """Integers joined by commas, for argparse."""
-    return [int(part) for part in text.split(",")]
 
 
 def existing(records: Sequence[Path]) -> List[Path]:

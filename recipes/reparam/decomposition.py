@@ -33,7 +33,7 @@ import torch
 from collab_fairseq.attention.factors import HeadFactors, ScoreWeights, relative_error
 from collab_fairseq.checkpoints import file_setting
 from collab_fairseq.cli.main import guarded
-from collab_fairseq.cli.options import command
+from collab_fairseq.cli.options import command, numbers
 from collab_fairseq.files import PathLike
 from collab_fairseq.huggingface import score_weights
 from collab_fairseq.records import pages
@@ -226,11 +226,6 @@ def draw(record: Mapping[str, Any], path: PathLike) -> None:
         figure.legend(*axes[-1].get_legend_handles_labels(), loc="outside upper center", ncols=columns)
 
 
-def numbers(text: str) -> List[int]:
-    """Integers joined by commas, for argparse."""
-    return [int(part) for part in text.split(",")]
-
-
 def markdown(arguments: Sequence[str], folder: str = ".") -> str:
     """Measure what the record lacks, if there is a --model, and draw the figure; returns the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -240,8 +235,8 @@ def markdown(arguments: Sequence[str], folder: str = ".") -> str:
     add("--calibration", type=Path, metavar="FILE", help="calibration text, a sentence per line")
     add("--evaluate", type=Path, metavar="DIR|FILE", help="task folder of pairs with labels, or a text file")
     add("--methods", type=lambda text: text.split(","), default=list(LABELS), metavar="NAME,…", help="methods")
-    add("--key-dims", type=numbers, default=numbers(KEY_DIMS), metavar="N,…", help=f"default: {KEY_DIMS}")
-    add("--seeds", type=numbers, default=numbers(SEEDS), metavar="N,…", help=f"of the decomposition; default: {SEEDS}")
+    add("--key-dims", type=numbers, default=KEY_DIMS, metavar="N,…", help="default: %(default)s")
+    add("--seeds", type=numbers, default=SEEDS, metavar="N,…", help="of the decomposition; default: %(default)s")
     add("--threads", type=int, default=1, metavar="N", help="CPU threads (default: %(default)s)")
     add_figure_flags(parser, "draw the figure")
     args = parser.parse_args(arguments)

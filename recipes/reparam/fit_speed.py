@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Dict, Sequence
 
 from collab_fairseq.cli.main import guarded
-from collab_fairseq.cli.options import command
+from collab_fairseq.cli.options import command, numbers
 from collab_fairseq.records import pages
 from collab_fairseq.records.record import Record, load
 from recipes import ROOT
@@ -73,7 +73,7 @@ def markdown(arguments: Sequence[str], folder: str = ".") -> str:
     add("--before", type=Path, metavar="DIR", help="checkout of the version to compare with")
     add("--layers", type=int, default=12, metavar="N", help="layers (default: %(default)s, as in BERT-base)")
     add("--repeats", type=int, default=3, metavar="N", help="repetitions of ours (default: %(default)s); parafac: one")
-    add("--threads", default="1,2", metavar="N,…", help="numbers of threads (default: %(default)s)")
+    add("--threads", type=numbers, default="1,2", metavar="N,…", help="numbers of threads (default: %(default)s)")
     args = parser.parse_args(arguments)
     if args.before:
         measure_all(args)
@@ -87,7 +87,7 @@ def measure_all(args: argparse.Namespace) -> None:
     settings = {"layers": args.layers, "width": WIDTH, "heads": HEADS, "rank": RANK, "before": before}
     record = Record("study", "fit", command("fit_speed.py"), settings, args.record)
     checkouts = {"before": args.before.resolve(), "after": ROOT, "parafac": ROOT}
-    for threads in map(int, args.threads.split(",")):
+    for threads in args.threads:
         runs: Dict[str, Any] = {name: [] for name in checkouts}
         for repeat in range(args.repeats):
             for name, checkout in checkouts.items():

@@ -6,7 +6,7 @@ from typing import Any, Dict, List, NamedTuple, Tuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from collab_fairseq.cli.options import positive
+from collab_fairseq.cli.options import numbers, positive
 
 from .settings import test_sets
 
@@ -23,10 +23,6 @@ STEPS = {
 def number(text: str) -> int:
     """Parse an integer ≥ 0, for argparse."""
     return 0 if text == "0" else positive(text)
-
-
-def numbers(text: str) -> List[int]:
-    return [positive(word) for word in text.split(",")]
 
 
 #: name of a value → its type; without a name, the flag has no value

@@ -12,7 +12,8 @@ transformers = pytest.importorskip("transformers", reason="needs pip install 'co
 pytest.importorskip("tensorly", reason="needs pip install 'collab_fairseq[reparam]'")
 
 from collab_fairseq import huggingface as hf  # noqa: E402
-from recipes.reparam import decomposition  # noqa: E402
+from recipes.glue import table  # noqa: E402
+from recipes.reparam import decomposition, fit_speed  # noqa: E402
 from tests.huggingface.cases import HEADS, WIDTH, make  # noqa: E402
 from tests.reparam.test_folders import sentence, write  # noqa: E402
 
@@ -96,6 +97,15 @@ def test_an_interrupted_run_continues(measure, tmp_path):
     assert parts["paper/4/1"] == paper
     for name in ("errors", "cosine"):
         assert parts["authors/4/1"][name] == authors[name]
+
+
+@pytest.mark.parametrize("flag", ["--key-dims", "--seeds", "--threads"])
+def test_lists_are_of_positive_integers(flag, capsys):
+    """Before anything is measured; in all studies."""
+    for program in [fit_speed] if flag == "--threads" else [decomposition, table]:
+        with pytest.raises(SystemExit):
+            program.markdown(["record.json", flag, "4,0"])
+        assert f"{flag}: must be a positive integer; got '0'" in capsys.readouterr().err
 
 
 def test_nothing_measured_yet():
