@@ -30,7 +30,7 @@ from typing import Any, Dict, List, Mapping, Sequence
 
 import torch
 
-from collab_fairseq.attention.factors import HeadFactors, ScoreWeights, relative_error
+from collab_fairseq.attention.factors import HeadFactors, relative_error
 from collab_fairseq.checkpoints import file_setting
 from collab_fairseq.cli.main import guarded
 from collab_fairseq.cli.options import command, numbers
@@ -53,7 +53,7 @@ from collab_fairseq.reparam.folders import Source, divergence, metrics, read_eva
 from collab_fairseq.reparam.huggingface import calibrate, with_scores
 from collab_fairseq.scoring.significance import Interval
 from fairseq_modern.errors import UserError
-from recipes.reparam.study import authors_scale, parafac
+from recipes.reparam.study import authors_scale, paper_fit, parafac
 
 logger = logging.getLogger("decomposition")
 
@@ -132,15 +132,9 @@ class Decompositions:
     def _parafac(self, key_dim: int, seed: int) -> Any:
         """Weights of all layers, with the scale of the source, and the time of the decompositions."""
         parafac(HeadFactors(torch.randn(8, 8), torch.randn(8, 8), torch.randn(2, 8)), 2, seed)  # imports TensorLy
-        factors = {}
         began, cpu = time.perf_counter(), time.process_time()
-        for name, scores in self.origin.items():
-            factors[name] = parafac(scores.heads, key_dim, seed)
+        weights = {name: paper_fit(scores, key_dim, seed) for name, scores in self.origin.items()}
         times = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu}
-        weights = {}
-        for name, scores in self.origin.items():
-            content = None if scores.query_bias is None else scores.heads.content(scores.query_bias)
-            weights[name] = ScoreWeights(factors[name], scores.scale, None, content)
         return weights, times
 
     def measured(self, model: Any) -> Dict[str, float]:

@@ -83,6 +83,12 @@ def parafac(heads: HeadFactors, rank: int, seed: int) -> HeadFactors:
     return HeadFactors(query.T, key.T, mixing * sizes)
 
 
+def paper_fit(source: ScoreWeights, rank: int, seed: int) -> ScoreWeights:
+    """The paper's method, with the scale of the source: :func:`parafac`; query biases become content biases."""
+    content = None if source.query_bias is None else source.heads.content(source.query_bias)
+    return ScoreWeights(parafac(source.heads, rank, seed), source.scale, None, content)
+
+
 def authors_scale(scores: ScoreWeights) -> ScoreWeights:
     """The scores with the scale of the authors' code."""
     return scores._replace(scale=(scores.heads.rank / scores.heads.num_heads) ** -0.5)
@@ -153,11 +159,9 @@ class Study:
     def _fit_parafac(self, part: Fraction, seed: int) -> FittedModel:
         """The paper's decomposition of all layers, with the scale of the source."""
         began = time.process_time()
-        weights = {}
-        for layer_id, rank in self.key_dims(part).items():
-            source = self.origin[layer_id]
-            content = None if source.query_bias is None else source.heads.content(source.query_bias)
-            weights[layer_id] = ScoreWeights(parafac(source.heads, rank, seed), source.scale, None, content)
+        weights = {
+            layer_id: paper_fit(self.origin[layer_id], rank, seed) for layer_id, rank in self.key_dims(part).items()
+        }
         return FittedModel(weights, {}, None, time.process_time() - began)
 
     def fit(self, method: str, part: Fraction, seed: int) -> FittedModel:
