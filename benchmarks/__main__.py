@@ -40,7 +40,6 @@ from benchmarks.rows import rows
 from benchmarks.table import add_rows, choose, table
 from collab_fairseq.cli.main import guarded
 from collab_fairseq.cli.options import add_machine, choose_device, command, positive
-from collab_fairseq.files import check_writable
 from collab_fairseq.records.record import Record
 
 logger = logging.getLogger(__name__)
@@ -83,7 +82,6 @@ def run(args: argparse.Namespace) -> None:
     options = Options(**{field.name: getattr(args, field.name) for field in fields(Options)})
     all_rows = rows(args.what, options, args.rows)
     chosen = choose(all_rows, args.rows)
-    check_writable(args.json)
     torch.set_num_threads(options.threads)
     record = Record(
         "bench",

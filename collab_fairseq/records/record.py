@@ -24,7 +24,7 @@ import re
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Optional, Sequence
 
-from collab_fairseq.files import PathLike, write_json
+from collab_fairseq.files import PathLike, check_writable, write_json
 from collab_fairseq.records import environment
 from fairseq_modern.errors import UserError
 
@@ -52,7 +52,7 @@ class Record:
         parts: name → JSON data.
 
     Raises:
-        UserError: the file is not such a record, or has different settings.
+        UserError: the file cannot be written, is not such a record, or has different settings.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class Record:
         repository: Optional[PathLike] = None,
         fixed: Sequence[str] = (),
     ) -> None:
+        check_writable(path)
         self.path = path
         folder = os.fspath(repository or os.path.dirname(os.path.abspath(__file__)))
         self.content: Dict[str, Any] = {

@@ -7,13 +7,16 @@ import pytest
 import torch
 
 from collab_fairseq.records.record import load
+from fairseq_modern.errors import UserError
 
 transformers = pytest.importorskip("transformers", reason="needs pip install 'collab_fairseq[huggingface]'")
 pytest.importorskip("tensorly", reason="needs pip install 'collab_fairseq[reparam]'")
 
 from collab_fairseq import huggingface as hf  # noqa: E402
 from recipes.glue import table  # noqa: E402
+from recipes.lookup import lookup  # noqa: E402
 from recipes.reparam import decomposition, fit_speed  # noqa: E402
+from tests.common import ROOT  # noqa: E402
 from tests.huggingface.cases import HEADS, WIDTH, make  # noqa: E402
 from tests.reparam.test_folders import sentence, write  # noqa: E402
 
@@ -106,6 +109,28 @@ def test_lists_are_of_positive_integers(flag, capsys):
         with pytest.raises(SystemExit):
             program.markdown(["record.json", flag, "4,0"])
         assert f"{flag}: must be a positive integer; got '0'" in capsys.readouterr().err
+
+
+def test_nothing_is_measured_for_a_record_that_cannot_be_written(place, monkeypatch, tmp_path):
+    """In all studies; the control is a record in a folder that exists."""
+    begun = []
+    monkeypatch.setattr(fit_speed, "measure", lambda *_: begun.append("fit") or {"seconds": 1.0, "errors": [0.1]})
+    monkeypatch.setattr(lookup, "solve", lambda *_: begun.append("lookup") or {"accuracy": 1.0, "loss": 0.0})
+    monkeypatch.setattr(decomposition.Decompositions, "measured", lambda *_: begun.append("decomposition") or {})
+    inputs = ["--model", "encoder", "--calibration", "text", "--evaluate", "pairs", "--methods", "plain"]
+    monkeypatch.chdir(place)
+    for program, flags in (
+        (fit_speed, ["--before", str(ROOT), "--threads", "1"]),
+        (lookup, []),
+        (decomposition, [*inputs, "--key-dims", "4"]),
+    ):
+        with pytest.raises(UserError, match=r"cannot write .*none/record\.json: there is no folder .*none"):
+            program.markdown([str(tmp_path / "none" / "record.json"), *flags])
+    assert begun == []
+    assert "| parafac | 1 |" in fit_speed.markdown(
+        [str(tmp_path / "record.json"), "--before", str(ROOT), "--threads", "1"]
+    )
+    assert begun == ["fit"] * 7
 
 
 def test_nothing_measured_yet():
