@@ -16,7 +16,7 @@ import shutil
 import sys
 import warnings
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from collab_fairseq.files import write_text
 from collab_fairseq.huggingface import check_loaded, check_tokens
 from collab_fairseq.progress import Progress
 from collab_fairseq.records.record import Record
+from fairseq_modern.errors import UserError
 from recipes import ROOT
 from recipes.glue.paper import PAPER
 from recipes.glue.table import CONSTANT, STANDARD, table
@@ -254,10 +255,12 @@ def main() -> None:
         args.lr = args.lr or 2e-5
     if not args.key_dims:
         parser.error(f"--key-dims is required: the paper has no key dimensions for {name}")
+    check_key_dims(args.key_dims, args.model)
+    for task in args.tasks.split(","):
+        fetch(task, args.data)
     records = []
     with contextlib.redirect_stdout(sys.stderr):  # the Trainer prints to standard output
         for task in args.tasks.split(","):
-            fetch(task, args.data)
             study = Study(task, args)
             study.stage(CONSTANT)
             study.stage(STANDARD)
@@ -270,6 +273,15 @@ def main() -> None:
             records.append(study.record.content)
     write_text(table(records), args.output / "table.md")
     sys.stdout.write(table(records))
+
+
+def check_key_dims(key_dims: Sequence[int], model: Union[str, Path]) -> None:
+    """Raise UserError for key dimensions above the width of a model."""
+    width = transformers.AutoConfig.from_pretrained(model).hidden_size
+    above = [key_dim for key_dim in key_dims if key_dim > width]
+    if above:
+        got = ", ".join(map(str, above))
+        raise UserError(f"--key-dims must be at most {width}, the width of {Path(model).name}; got {got}")
 
 
 def paper_key_dims(model: str) -> List[int]:

@@ -6,7 +6,6 @@ A task is a folder with `train.jsonl` and a file for each validation set. Each l
 import json
 import os
 import random
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
@@ -57,16 +56,23 @@ def read(path: Path) -> List[Dict[str, Any]]:
 
 
 def fetch(name: str, folder: Path) -> None:
-    """Download a missing task to `folder`; requires `datasets` and internet access."""
+    """Download a missing task to `folder`; requires `datasets` and internet access.
+
+    Raises:
+        UserError: the task is missing and cannot be downloaded.
+    """
     if (folder / name).is_dir():
         return
     try:
         from datasets import load_dataset
-    except ImportError:
-        sys.exit(f"recipes/glue: error: {folder / name} is missing; to download it: pip install datasets")
-    with new_folder(folder / name) as work:
-        for split in ("train", *TASKS[name].validation):
-            load_dataset("nyu-mll/glue", name, split=split).to_json(os.path.join(work, f"{split}.jsonl"))
+
+        with new_folder(folder / name) as work:
+            for split in ("train", *TASKS[name].validation):
+                load_dataset("nyu-mll/glue", name, split=split).to_json(os.path.join(work, f"{split}.jsonl"))
+    except ImportError as error:
+        raise UserError(f"{folder / name} is missing; to download it: pip install datasets") from error
+    except OSError as error:
+        raise UserError(f"cannot download {folder / name}: {error}") from error
 
 
 ASPECTS = ["taste", "room", "staff", "price"]

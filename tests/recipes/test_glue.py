@@ -233,6 +233,50 @@ def test_table_of_embeddings(tmp_path):
     assert cells(text, "source", "384")[:2] == ["22.70", "86.70"]
 
 
+@pytest.fixture
+def encoder(tmp_path):
+    """The folder of a small encoder, of width 64."""
+    tasks.rehearsal(tmp_path / "input", "bert", 64, seed=1)
+    return tmp_path / "input" / "bert"
+
+
+@pytest.fixture
+def downloads(monkeypatch):
+    """The tasks that a stand-in of `datasets` is asked for; it has none of them."""
+    asked = []
+
+    def load_dataset(_, name, split):
+        asked.append(name)
+        raise ConnectionError("no internet access")
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    return asked
+
+
+def started(*_):
+    pytest.fail("the work has begun")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--tasks", "mrpc,cola", "--key-dims", "8"], "cannot download .*/cola: no internet access"),
+        (["--tasks", "mrpc", "--key-dims", "8,65"], "--key-dims must be at most 64, the width of bert; got 65"),
+        (["--tasks", "mrpc"], "--key-dims must be at most 64, the width of bert; got 768, 384, 256, 128"),
+    ],
+)
+def test_fine_tuning_starts_with_all_tasks_and_valid_key_dims(
+    flags, message, encoder, downloads, tmp_path, monkeypatch
+):
+    """The default are the paper's, for BERT-base."""
+    (tmp_path / "glue" / "mrpc").mkdir(parents=True)
+    monkeypatch.setattr(recipe, "Study", started)
+    folders = ["--data", str(tmp_path / "glue"), "--output", str(tmp_path / "output")]
+    monkeypatch.setattr(sys, "argv", ["run.py", "--model", str(encoder), *folders, *flags])
+    with pytest.raises(UserError, match=message):
+        recipe.main()
+
+
 PAIRS = ["--tasks", "mrpc", "--seeds", "1", "--key-dims", "8", "--epochs", "1"]
 
 
