@@ -23,7 +23,7 @@ import torch
 
 from collab_fairseq.checkpoints import file_setting, sha256
 from collab_fairseq.cli.main import guarded
-from collab_fairseq.cli.options import command
+from collab_fairseq.cli.options import command, numbers
 from collab_fairseq.files import write_json, write_text
 from collab_fairseq.records import pages
 from collab_fairseq.records.record import Record, load
@@ -32,11 +32,13 @@ from collab_fairseq.reparam.pipeline import Settings
 from fairseq_modern.errors import UserError
 from recipes import ROOT
 from recipes.glue.table import existing
-from recipes.glue.tasks import TASKS, read
+from recipes.glue.tasks import TASKS, fetch, read
 
 logger = logging.getLogger("embeddings")
 PROGRAM = "python -m recipes.glue.embeddings"
 METHODS = ("unweighted", "calibrated", "distilled")
+#: tasks of which the sentences are used
+TEXTS = ("stsb", "mrpc", "sst2")
 CALIBRATION, SST2 = 256, 10_000
 #: tokens per text, and texts per batch, of the measurement of speed
 LENGTHS, BATCH, REPEATS = (16, 64, 256), 8, 5
@@ -46,7 +48,7 @@ SPEARMAN, COSINE = "100 × Spearman", "mean cosine to the source"
 def write_texts(data: Path, output: Path) -> Dict[str, str]:
     """Write `calibration.txt` and `unlabelled.txt`; returns name → SHA-256 of the files of the tasks."""
     sentences: Dict[str, List[str]] = {}
-    for task in ("stsb", "mrpc", "sst2"):
+    for task in TEXTS:
         rows = read(data / task / "train.jsonl")
         sentences[task] = [" ".join(row[field].split()) for row in rows for field in TASKS[task].fields]
     step = len(sentences["stsb"]) // CALIBRATION
@@ -121,12 +123,12 @@ def table(conversions: Dict[str, Dict[str, Any]], speed: Dict[str, Any]) -> str:
     return f"{text}\n{pages.table(rows, numbers=True)}\n\n{note}\n"
 
 
-def convert(args: argparse.Namespace, method: str, key_dim: str, data: Dict[str, str]) -> Dict[str, Any]:
+def convert(args: argparse.Namespace, method: str, key_dim: int, data: Dict[str, str]) -> Dict[str, Any]:
     """The parts of the record of a conversion, which is made if the record is missing."""
     name = f"{method}-{key_dim}"
     path = args.output / f"{name}.json"
     settings = Settings(
-        key_dim=int(key_dim),
+        key_dim=key_dim,
         calibration=None if method == "unweighted" else str(args.output / "calibration.txt"),
         distill=args.steps if method == "distilled" else None,
         distill_text=str(args.output / "unlabelled.txt") if method == "distilled" else None,
@@ -149,7 +151,7 @@ def convert(args: argparse.Namespace, method: str, key_dim: str, data: Dict[str,
 def measure_speed(args: argparse.Namespace) -> Dict[str, Any]:
     """The parts of the record of the speed of the source and of the calibrated models."""
     torch.set_num_threads(1)
-    folders = {"source": args.model, **{n: args.output / f"calibrated-{n}" for n in args.key_dims.split(",")}}
+    folders = {"source": args.model, **{str(n): args.output / f"calibrated-{n}" for n in args.key_dims}}
     models = {name: Source.load(folder, "cpu").model for name, folder in folders.items()}
     settings = {"model": file_setting(args.model), "batch": BATCH, "repeats": REPEATS}
     path = args.output / "speed.json"
@@ -166,8 +168,10 @@ def markdown(arguments: Sequence[str], folder: str = ".") -> str:
     add("records", nargs="*", type=Path, metavar="RECORD", help="only print the tables of these records")
     add("--model", type=Path, metavar="DIR", help="folder of an encoder, such as that of minilm.py")
     add("--data", type=Path, default=ROOT / "data/glue", metavar="DIR", help="GLUE tasks (default: data/glue)")
-    add("--key-dims", default="192,128,96,64", metavar="N,…", help="key dimensions (default: %(default)s)")
-    add("--methods", default=",".join(METHODS), metavar="NAME,…", help="methods (default: %(default)s)")
+    text = "key dimensions (default: %(default)s)"
+    add("--key-dims", type=numbers, default="192,128,96,64", metavar="N,…", help=text)
+    text = "methods (default: %(default)s)"
+    add("--methods", type=lambda text: text.split(","), default=",".join(METHODS), metavar="NAME,…", help=text)
     add("--steps", type=int, default=1000, metavar="N", help="steps of distillation (default: %(default)s)")
     add("--seed", type=int, default=1, metavar="N", help="random seed (default: %(default)s)")
     default = ROOT / "runs/glue/embeddings"
@@ -177,9 +181,11 @@ def markdown(arguments: Sequence[str], folder: str = ".") -> str:
     logging.basicConfig(level=logging.INFO, format="embeddings: %(message)s")
     if args.model is None:
         return table_of(existing(args.records))
+    for task in TEXTS:
+        fetch(task, args.data)
     args.output.mkdir(parents=True, exist_ok=True)
     data = write_texts(args.data, args.output)
-    wanted = list(itertools.product(args.key_dims.split(","), args.methods.split(",")))
+    wanted = list(itertools.product(args.key_dims, args.methods))
     conversions: Dict[str, Dict[str, Any]] = {}
     for number, (key_dim, method) in enumerate(wanted, 1):
         logger.info("%d of %d: %s-%s", number, len(wanted), method, key_dim)

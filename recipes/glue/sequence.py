@@ -18,13 +18,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Sequence
 
 from collab_fairseq.cli.main import guarded
 from collab_fairseq.files import write_bytes
 from fairseq_modern.errors import UserError
 from recipes import ROOT
-from recipes.glue.tasks import GLUE
+from recipes.glue.embeddings import TEXTS
+from recipes.glue.tasks import GLUE, fetch
 
 logger = logging.getLogger("sequence")
 #: tasks whose models the head analyses use, as in Michel et al. (2019); with the first seed
@@ -72,6 +73,23 @@ def steps(args: argparse.Namespace) -> Dict[str, List[str]]:
     record = folder / "decomposition.json"
     found["decomposition"] = [*module, "recipes.reparam.decomposition", record, "--model", args.model, *files]
     return {name: list(map(str, command)) for name, command in found.items()}
+
+
+def tasks_of(step: str) -> Sequence[str]:
+    """The tasks that a step reads."""
+    if step in ("embeddings", "speed"):
+        return TEXTS
+    return ["stsb"] if step == "decomposition" else [task for task in GLUE if task in step.split("-")]
+
+
+def fetch_tasks(chosen: Sequence[str], data: Path) -> None:
+    """Download what the steps read. Steps that lack a task will fail, without stopping the others."""
+    for task in dict.fromkeys(task for step in chosen for task in tasks_of(step)):
+        try:
+            fetch(task, data)
+        except UserError as error:
+            failing = ", ".join(step for step in chosen if task in tasks_of(step))
+            logger.error("%s; these steps need it and will fail: %s", error, failing)
 
 
 def publish(folder: Path, target: Path) -> None:
@@ -125,6 +143,7 @@ def main() -> int:
         return 0
     signal.signal(signal.SIGTERM, stop)
     (args.output / args.model.name).mkdir(parents=True, exist_ok=True)
+    fetch_tasks(chosen, args.data)
     failed, began = [], time.monotonic()
     for number, name in enumerate(chosen, 1):
         minutes = (time.monotonic() - began) / 60

@@ -24,7 +24,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 
 from collab_fairseq.reparam import AttentionError  # noqa: E402
-from recipes.glue import embeddings, figure, heads, minilm, paper, table, tasks  # noqa: E402
+from recipes.glue import embeddings, figure, heads, minilm, paper, sequence, table, tasks  # noqa: E402
 from recipes.glue import run as recipe  # noqa: E402
 
 SMALL = ["--rehearse", "bert", "--sentences", "320", "--epochs", "2", "--key-dims", "16", "--output"]
@@ -275,6 +275,54 @@ def test_fine_tuning_starts_with_all_tasks_and_valid_key_dims(
     monkeypatch.setattr(sys, "argv", ["run.py", "--model", str(encoder), *folders, *flags])
     with pytest.raises(UserError, match=message):
         recipe.main()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--methods", "calibrated"], "cannot download .*/sst2: no internet access"),
+    ],
+)
+def test_embeddings_start_with_all_tasks_and_valid_settings(flags, message, encoder, downloads, tmp_path, monkeypatch):
+    for task in ("stsb", "mrpc"):
+        (tmp_path / "glue" / task).mkdir(parents=True)
+        for split in ("train", "validation"):
+            pairs = [{"sentence1": "taste good", "sentence2": "room bad", "label": 1.0}] * embeddings.CALIBRATION
+            text = "".join(json.dumps(pair) + "\n" for pair in pairs)
+            (tmp_path / "glue" / task / f"{split}.jsonl").write_text(text)
+    monkeypatch.setattr(embeddings, "convert", started)
+    folders = ["--model", str(encoder), "--data", str(tmp_path / "glue"), "--output", str(tmp_path / "output")]
+    with pytest.raises(UserError, match=message):
+        embeddings.markdown([*folders, "--key-dims", "8", *flags])
+
+
+def test_sequence_fetches_the_tasks_of_its_steps_first(downloads, tmp_path, monkeypatch, caplog):
+    """A missing task is reported before the first step, and fails only the steps that read it."""
+    caplog.set_level("INFO")
+    (tmp_path / "glue" / "mrpc").mkdir(parents=True)
+    began = {}
+
+    def step(command, **_):
+        began[" ".join(command)] = list(downloads)
+        return SimpleNamespace(returncode=int("recipes.glue.embeddings" in command))
+
+    monkeypatch.setattr(sequence.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sequence.subprocess, "run", step)
+    folders = ["--model", str(tmp_path / "m"), "--data", str(tmp_path / "glue"), "--output", str(tmp_path / "output")]
+    monkeypatch.setattr(sys, "argv", ["sequence.py", *folders, *PAIRS, "redundancy", "mrpc-s1", "embeddings"])
+    with pytest.raises(UserError, match="these steps failed: embeddings;"):
+        sequence.main()
+    assert list(began.values()) == [["stsb", "sst2"]] * 3
+    missing = [record.message for record in caplog.records if record.levelname == "ERROR"]
+    assert [message.partition("/glue/")[2] for message in missing] == [
+        f"{task}: no internet access; these steps need it and will fail: embeddings" for task in ("stsb", "sst2")
+    ]
+    assert caplog.messages.index(missing[-1]) < caplog.messages.index(
+        next(message for message in caplog.messages if message.startswith("step 1 of 3"))
+    )
+    downloads.clear()
+    monkeypatch.setattr(sys, "argv", ["sequence.py", *folders, *PAIRS, "redundancy", "mrpc-s1", "prune-mrpc"])
+    assert (sequence.main(), downloads) == (0, [])
 
 
 PAIRS = ["--tasks", "mrpc", "--seeds", "1", "--key-dims", "8", "--epochs", "1"]
