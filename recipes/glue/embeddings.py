@@ -31,6 +31,7 @@ from collab_fairseq.reparam.folders import Source, convert_folder
 from collab_fairseq.reparam.pipeline import Settings
 from fairseq_modern.errors import UserError
 from recipes import ROOT
+from recipes.glue.run import check_key_dims
 from recipes.glue.table import existing
 from recipes.glue.tasks import TASKS, fetch, read
 
@@ -181,6 +182,12 @@ def markdown(arguments: Sequence[str], folder: str = ".") -> str:
     logging.basicConfig(level=logging.INFO, format="embeddings: %(message)s")
     if args.model is None:
         return table_of(existing(args.records))
+    unknown = sorted({*args.methods} - {*METHODS})
+    if unknown:
+        raise UserError(f"--methods must be among {', '.join(METHODS)}; got {', '.join(unknown)}")
+    if not args.no_speed and "calibrated" not in args.methods:
+        raise UserError(f"--methods must include calibrated unless --no-speed; got {', '.join(args.methods)}")
+    check_key_dims(args.key_dims, args.model)
     for task in TEXTS:
         fetch(task, args.data)
     args.output.mkdir(parents=True, exist_ok=True)

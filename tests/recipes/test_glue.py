@@ -281,6 +281,9 @@ def test_fine_tuning_starts_with_all_tasks_and_valid_key_dims(
     ("flags", "message"),
     [
         (["--methods", "calibrated"], "cannot download .*/sst2: no internet access"),
+        (["--methods", "distilled"], "--methods must include calibrated unless --no-speed; got distilled"),
+        (["--methods", "calibrate"], "--methods must be among unweighted, calibrated, distilled; got calibrate"),
+        (["--key-dims", "8,128"], "--key-dims must be at most 64, the width of bert; got 128"),
     ],
 )
 def test_embeddings_start_with_all_tasks_and_valid_settings(flags, message, encoder, downloads, tmp_path, monkeypatch):
