@@ -149,7 +149,12 @@ def training_nll(run: TrainingRecord) -> float:
 
 def score_of(test: str, metric: str) -> Measure:
     """The score of a test set."""
-    return lambda run: float(score(run, test, metric) or math.nan)
+
+    def measure(run: TrainingRecord) -> float:
+        value = score(run, test, metric)
+        return math.nan if value is None else value
+
+    return measure
 
 
 def pooled(metric: str) -> Measure:

@@ -14,6 +14,7 @@ import numpy as np
 from transformers import AutoConfig, AutoModelForSequenceClassification, BertTokenizer, set_seed
 
 from collab_fairseq.huggingface import measured
+from fairseq_modern.errors import UserError
 from fairseq_modern.files import new_folder
 
 
