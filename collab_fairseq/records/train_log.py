@@ -26,8 +26,9 @@ def read_train_log(path: PathLike, size: int = 0) -> Dict[str, Any]:
 
     Returns:
         - `curves`: {"train": [...], "valid": [...]}, and one more per further subset of `--valid-subset`; each a
-          list of {"updates": int, "loss": float, ...} ordered by updates. If several lines have the same update
-          (fairseq's --log-file repeats lines; a resumed run repeats updates), the last one counts.
+          list of {"updates": int, "loss": float, ...} ordered by updates, without numbers that are not finite. If
+          several lines have the same update (fairseq's --log-file repeats lines; a resumed run repeats updates), the
+          last one counts.
         - `words_per_second`: target tokens, median over the training lines, or over the epochs' lines in a run too
           short for training lines; None if the log has neither.
         - `gb_free`: minimum of free GPU memory in GiB; None on a CPU.

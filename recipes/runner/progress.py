@@ -1,6 +1,7 @@
 """Progress of training runs, read from their logs."""
 
 import logging
+import math
 import sys
 import time
 from pathlib import Path
@@ -33,7 +34,7 @@ def state(folder: Path, log: Path) -> Tuple[int, str]:
         if curves[split]:
             point = curves[split][-1]
             done = max(done, point["updates"])
-            losses.append(f"{name} {point['loss']:.3f}")
+            losses.append(f"{name} {point.get('loss', math.nan):.3f}")  # curves have finite numbers only
     return done, ", ".join([step, *losses])
 
 

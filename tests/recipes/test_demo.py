@@ -107,6 +107,14 @@ def test_error_names_the_failed_model(finished, tmp_path):
     assert "| heads" not in done.stdout
 
 
+def test_a_loss_that_is_not_finite_does_not_end_a_run(tmp_path):
+    for loss, expected in (("5.25", "5.250"), ("nan", "nan"), ("inf", "nan")):
+        lines = [{"num_updates": "20", "loss": "5.5"}, {"valid_num_updates": "20", "valid_loss": loss}]
+        (tmp_path / "train.log").write_text("".join(f"INFO | {json.dumps(line)}\n" for line in lines))
+        shown = progress.state(tmp_path, tmp_path / "train.log")
+        assert shown == (20, f"training, loss 5.500, validation {expected}")
+
+
 def test_progress_is_read_from_the_logs_of_runs(tmp_path, monkeypatch, caplog):
     caplog.set_level("INFO")
     times = [0.0]
