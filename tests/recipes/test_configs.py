@@ -1,6 +1,7 @@
 """Recipe YAML files: the runner and fairseq-hydra-train agree, overrides are merged in order, WMT14 is as published."""
 
 import json
+import os
 import re
 import shlex
 from dataclasses import asdict
@@ -12,6 +13,8 @@ from fairseq import options
 from fairseq.dataclass.initialize import add_defaults
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_CONFIG_REGISTRY
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 import collab_fairseq.models
@@ -162,6 +165,29 @@ def test_overrides_are_merged_in_order_and_become_flags(tmp_path):
     flags = ["--config", "rate", "--variant", "blocks8_lr005", "--dry-run"]
     command = run("bash", RECIPES / "micro_wmt" / "run.sh", *flags).stdout
     assert "/runs/micro_wmt/encoder_cross_decoder-dk32-blocks8_lr005-s1-u1200/checkpoints" in command
+
+
+@pytest.mark.filterwarnings("ignore")  # of Hydra, about the version that fairseq uses
+def test_runs_of_hydra_share_a_folder_only_if_one_resumes_the_other(monkeypatch):
+    def folder(*words):
+        paths = ["common.user_dir=/a/collab_fairseq", "task.data=/b/data-bin", "model.key_dim=128"]
+        with initialize_config_dir(str(RECIPES / "wmt14_en_de"), version_base="1.1"):
+            cfg = compose("wmt14_en_de", [*paths, *words], return_hydra_config=True)
+        monkeypatch.setattr(HydraConfig.instance(), "cfg", cfg)
+        single, job = map(os.path.normpath, (cfg.hydra.run.dir, f"{cfg.hydra.sweep.dir}/{cfg.hydra.sweep.subdir}"))
+        assert single == job
+        return job
+
+    first = folder()
+    assert first == "runs/hydra/encoder_cross_decoder-dk128-s1"
+    assert folder("optimization.max_update=100000") == first
+    assert folder("model.collaborative_heads=none", "common.seed=2") == "runs/hydra/none-dk128-s2"
+    rate, batch = "optimization.lr=[0.01]", "optimization.update_freq=[8]"
+    others = [folder(rate), folder(batch), folder(rate, batch), folder("++model.encoder.layers=1")]
+    assert len({first, *others}) == 5
+    assert folder(batch, rate) == folder(rate, batch)
+    sizes = [f"++model.encoder.ffn_embed_dim={number}" for number in range(100)]
+    assert max(map(len, folder(*sizes).split("/"))) < 255  # the longest name in a file system
 
 
 def test_hydra_finds_the_slurm_launcher():

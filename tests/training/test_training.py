@@ -153,6 +153,7 @@ def test_hydra_sweep_through_submitit(tiny_data, tmp_path):
         *("optimization.max_update=2", "dataset.max_tokens=200"),
     )
     for heads in ("none", "encoder_cross_decoder"):
-        state = checkpoints.load(tmp_path / f"{heads}-dk6-s1" / "checkpoints" / "checkpoint_last.pt")
+        (last,) = tmp_path.glob(f"{heads}-dk6-s1/**/checkpoint_last.pt")
+        state = checkpoints.load(last)
         assert state["cfg"]["model"]["collaborative_heads"] == heads
         assert state["optimizer_history"][-1]["num_updates"] == 2
