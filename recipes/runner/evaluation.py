@@ -25,7 +25,7 @@ from .folder import check_settings, fingerprint, kept_settings
 from .launch import run_logged
 from .programs import collab, tool
 from .recipe_run import Average, RecipeRun
-from .settings import DECODING_SECTIONS, ROOT, decoding, flags
+from .settings import DECODING_SECTIONS, ROOT, decoding, flags, test_sets
 
 logger = logging.getLogger("recipe")
 
@@ -114,14 +114,35 @@ def score(run: RecipeRun, average: Average, name: str) -> None:
 
 def references(run: RecipeRun, name: str) -> Path:
     """The raw references of a test set: those of --reference, those of the data, or sacreBLEU's, which it downloads."""
-    task, option = run.cfg.task, run.recipe.reference
-    file = ROOT / option if option else run.data / "raw" / f"{name}.{task.target_lang}"
+    task, file = run.cfg.task, reference_file(run.cfg, run.data, name)
     sacrebleu_set = (run.recipe.sacrebleu_sets or {}).get(name)
-    if sacrebleu_set and not option and not file.is_file():
+    if sacrebleu_set and not run.recipe.reference and not file.is_file():
         return download_references(name, sacrebleu_set, f"{task.source_lang}-{task.target_lang}")
     if not file.is_file():
         raise UserError(f"there are no references {file}; name a file of raw references with --reference")
     return file
+
+
+def reference_file(cfg: DictConfig, data: Path, name: str) -> Path:
+    """The file of --reference, or that of the data, which may not exist."""
+    option = cfg.recipe.reference
+    return ROOT / option if option else data / "raw" / f"{name}.{cfg.task.target_lang}"
+
+
+def check_scores(record: Path, cfg: DictConfig, data: Path) -> bool:
+    """Whether a record has scores of the test sets.
+
+    Raises:
+        UserError: its scores are of other test sets or, unless their file is missing here, of other references.
+    """
+    recorded, names = recorded_scores(record), set(test_sets(cfg, cfg.recipe.valid).values())
+    if recorded and set(recorded) != names:
+        raise UserError(f"{record} has scores of {', '.join(sorted(recorded))}; move it away to record other test sets")
+    for name in recorded:
+        file = reference_file(cfg, data, name)
+        if cfg.recipe.reference or file.is_file():
+            check_references(record, name, file)
+    return set(recorded) == names
 
 
 def check_references(record: Path, name: str, reference: Path) -> None:
@@ -198,9 +219,8 @@ def record(run: RecipeRun, average: Average) -> None:
     """
     file, stage = record_file(run, average), average.stage_suffix
     scores = {name: run.output / f"{name}{average.suffix}.scores.json" for name in run.test_sets.values()}
+    check_scores(file, run.cfg, run.data)
     recorded = recorded_scores(file)
-    if recorded and set(recorded) != set(scores):
-        raise UserError(f"{file} has scores of {', '.join(sorted(recorded))}; move it away to record other test sets")
     scored = {name: json.loads(path.read_text(encoding="utf-8"))["files"] for name, path in scores.items()}
     if {name: part["files"] for name, part in recorded.items()} != scored:
         checkpoint = run.average_file(average)

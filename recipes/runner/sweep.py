@@ -19,7 +19,7 @@ from collab_fairseq.records.rows import load_run
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import CHECKSUMS
 
-from .evaluation import blind_source, blind_translations, recorded_scores
+from .evaluation import blind_source, blind_translations, check_scores
 from .folder import check_output, check_settings, fingerprint, kept_settings
 from .launch import STOPPED, forward_signals, gpu_shares, run_logged, send, start
 from .machine import Machine, find_gpus
@@ -51,10 +51,12 @@ def sweep(recipe: str, cfg: DictConfig, shared: List[str], read_run: Callable[[L
     data = ROOT / wanted.data
     runs = {}
     decodings = {}
+    scored = {}
     for seed in wanted.seeds or [cfg.common.seed]:
         for selection, settings in zip(selections, cfgs, strict=True):
             name = run_name(*selection, seed, cfg.optimization.max_update)
             check_existing(output / name, {**identity(settings), "common.seed": seed}, data)
+            scored[name] = check_scores(output / name / "record.json", settings, data)
             decodings[name] = decoding(settings)
             words = [*run_options(*selection), "--seed", str(seed), "--output", str(output / name)]
             runs[name] = [*program, *words, *shared]
@@ -66,7 +68,7 @@ def sweep(recipe: str, cfg: DictConfig, shared: List[str], read_run: Callable[[L
     unfinished = {}
     for name, command in runs.items():
         translated = recorded_decoding(output / name) in ({}, decodings[name])
-        if translated and is_finished(output / name, cfg, wanted.corpus):
+        if translated and scored[name] and is_finished(output / name, cfg, wanted.corpus):
             logger.info("%s: already done", name)
         else:
             unfinished[name] = command
@@ -107,9 +109,8 @@ def check_existing(folder: Path, settings: Dict[str, Any], data: Path) -> None:
     """Check that the run in a folder, if any, has the requested settings (`identity`), and data if these are here.
 
     Raises:
-        UserError: the run has different settings, or a damaged record.
+        UserError: the run has different settings.
     """
-    recorded_scores(folder / "record.json")
     if (folder / "settings.yaml").is_file():
         existing = kept_settings(folder)
         requested = {"name": existing.get("name"), "data": existing.get("data"), **settings}

@@ -1,5 +1,6 @@
 """Wrong settings and command lines are rejected before any work: one line, exit status 2, no traceback."""
 
+import hashlib
 import json
 import logging
 import os
@@ -219,6 +220,34 @@ def test_sweep_rejects_finished_runs_of_other_settings_or_data(call, caplog, tmp
     (folder / "settings.yaml").unlink()  # as if only the record had been copied
     assert_accepted(call("toy", "sweep", *words, "--table"))
     assert f"{folder} has no settings.yaml: its settings are not checked" in caplog.text
+
+
+def test_sweep_rejects_finished_runs_with_other_references_or_test_sets(call, tmp_path):
+    """As a single run does. The reference is the checksum of the text."""
+    same, other = tmp_path / "same.de", tmp_path / "other.de"
+    same.write_text("Eins.\n")
+    other.write_text("Zwei.\n")
+    record = json.loads((ROOT / "results" / "runs" / "toy-encoder_cross_decoder-dk16-s1-u1500.json").read_text())
+    record["parts"]["scores"]["test"]["files"][-1]["sha256"] = hashlib.sha256(b"Eins.\n").hexdigest()
+    file = tmp_path / "runs" / "none-dk16-s1-u1500" / "record.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps(record))
+    words = ["--runs", "none:16", "--output", tmp_path / "runs", "--data", tmp_path / "data", "--device", "cpu"]
+    for mode in ([], ["--table"]):
+        done = call("toy", "sweep", *words, *mode, "--reference", other)
+        assert_rejected(done, f"the references of test must be those of {file}: test.de, SHA-256 ")
+        done = call("toy", "sweep", *words, *mode, "recipe.tests={valid: valid}")
+        assert_rejected(done, f"{file} has scores of test; move it away to record other test sets")
+        # control: the references of the record; without --reference, they are not on this machine
+        for reference in ([], ["--reference", same]):
+            assert_accepted(call("toy", "sweep", *words, *mode, *reference))
+    (tmp_path / "data" / "raw").mkdir(parents=True)
+    other.rename(tmp_path / "data" / "raw" / "test.de")
+    assert_rejected(call("toy", "sweep", *words), f"the references of test must be those of {file}: ")
+    del record["parts"]["scores"]["test"]  # of a run without test sets
+    file.write_text(json.dumps(record))
+    assert " --heads none --key-dim 16 " in call("toy", "sweep", *words, "--dry-run").stdout
+    assert call("toy", "sweep", *words, "--dry-run", "recipe.tests=null").stdout == ""
 
 
 def test_sweep_translates_again_with_other_settings_of_decoding(call, tmp_path):
