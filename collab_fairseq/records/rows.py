@@ -211,10 +211,8 @@ def frame(runs: Sequence[TrainingRecord], group_by: Sequence[str]) -> Any:
 
     lines: List[Dict[str, Any]] = []
     for run in runs:
-        fields = {**{name: lookup(run, name) for name in group_by}, **keys(run)}
-        row = tuple(text(fields[name]) for name in group_by)
-        line = {"run": run, "name": run["name"], "seed": run["seed"], "machine": hardware(run), "row": row}
-        lines.append({**line, "precision": precision(run), **fields, **numbers(run)})
+        line = {"run": run, "name": run["name"], "seed": run["seed"], "machine": hardware(run)}
+        lines.append({**line, "precision": precision(run), **_fields(run, group_by), **numbers(run)})
     lines.sort(key=lambda line: ([_order(line[name]) for name in group_by], line["seed"] or 0, line["name"]))
     data = pandas.DataFrame(lines, dtype=object)
     for name in group_by:
@@ -229,6 +227,25 @@ def frame(runs: Sequence[TrainingRecord], group_by: Sequence[str]) -> Any:
     return data
 
 
+def _fields(run: TrainingRecord, group_by: Sequence[str]) -> Dict[str, Any]:
+    fields = {**{name: lookup(run, name) for name in group_by}, **keys(run)}
+    return {**fields, "row": tuple(text(fields[name]) for name in group_by)}
+
+
+def distinguishing(runs: Sequence[TrainingRecord], group_by: Sequence[str]) -> List[str]:
+    """`group_by`, and as few settings as are needed so that runs of the same seed are different rows."""
+    rows: Dict[Any, List[TrainingRecord]] = {}
+    for run in runs:
+        rows.setdefault((run["seed"], _fields(run, group_by)["row"]), []).append(run)
+    different = [name for row in rows.values() for name in _differences(row)]
+    settings = [name for name in different if name.startswith("config.") and name not in group_by]
+    if not settings:
+        return list(group_by)
+    # records of earlier versions lack some
+    first = min(settings, key=lambda name: any(lookup(run, name) is None for run in runs))
+    return distinguishing(runs, [*group_by, first])
+
+
 def _order(value: Any) -> Tuple[int, float, bool, str]:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return (0, -value, False, "")
@@ -238,9 +255,27 @@ def _order(value: Any) -> Tuple[int, float, bool, str]:
 
 def _check_row(row: Any) -> None:
     """Check that the runs of a row differ in the seed only, or in the precision, which a note reports."""
+    names, runs = f"{', '.join(row['name'])} would be one row", row["run"].tolist()
+    different = [name for name in _differences(runs) if not name.startswith("config.common")]
+    if different:
+        some = ", ".join(different[:4])
+        raise UserError(
+            f"{names}, but differ in {some}: omit some runs, or group by it as well (--group-by ...,{different[0]})"
+        )
+    if row["seed"].duplicated().any():
+        seed = row["seed"][row["seed"].duplicated()].iloc[0]
+        raise UserError(
+            f"{names}, but have the same seed {seed}: omit repeated runs, or group by a field in which they differ "
+            "(--group-by)"
+        )
+    if any(run["data"] != runs[0]["data"] for run in runs):
+        logger.warning("%s, but were trained on different data", names)
+
+
+def _differences(runs: Sequence[TrainingRecord]) -> List[str]:
+    """The fields in which runs differ, apart from their results and seeds."""
     import pandas
 
-    names, runs = f"{', '.join(row['name'])} would be one row", row["run"].tolist()
     # records of earlier versions have no settings of decoding
     known = next((run["decoding"] for run in runs if "decoding" in run), None)
     compared = [
@@ -253,19 +288,6 @@ def _check_row(row: Any) -> None:
         for run in runs
     ]
     settings = pandas.json_normalize(compared).astype(str)
-    settings = settings.loc[:, ~settings.columns.str.startswith("config.common")]
     different = [name for name in settings if settings[name].nunique(dropna=False) > 1]
-    if different:
-        some = ", ".join(different[:4])
-        field, shapes, _ = different[0].partition(".attention_shapes")  # names of layers have dots, too
-        raise UserError(
-            f"{names}, but differ in {some}: omit some runs, or group by it as well (--group-by ...,{field}{shapes})"
-        )
-    if row["seed"].duplicated().any():
-        seed = row["seed"][row["seed"].duplicated()].iloc[0]
-        raise UserError(
-            f"{names}, but have the same seed {seed}: omit repeated runs, or group by a field in which they differ "
-            "(--group-by)"
-        )
-    if any(run["data"] != runs[0]["data"] for run in runs):
-        logger.warning("%s, but were trained on different data", names)
+    # names of layers have dots, too
+    return list(dict.fromkeys(re.sub(r"(\.attention_shapes)\..*", r"\1", name) for name in different))

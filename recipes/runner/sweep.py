@@ -11,11 +11,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from omegaconf import DictConfig
 
-from collab_fairseq.records.rows import load_run
+from collab_fairseq.records.columns import GROUP_BY
+from collab_fairseq.records.rows import distinguishing, load_run
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import CHECKSUMS
 
@@ -211,7 +212,10 @@ def wait_for(running: Processes, limit: int, received: List[int], poll: Callable
 
 
 def write_tables(output: Path, names: Iterable[str]) -> None:
-    """Print and write table.md, of the records of runs, and averages.md, of all their averages."""
+    """Print and write table.md, of the records of runs, and averages.md, of all their averages.
+
+    Each run has a row, which its seeds share.
+    """
     folders = [output / name for name in names]
     records = [folder / "record.json" for folder in folders if (folder / "record.json").is_file()]
     if not records:
@@ -219,18 +223,19 @@ def write_tables(output: Path, names: Iterable[str]) -> None:
     baseline: List[str] = []
     if records[0].parent == folders[0] and len(records) > 1:
         baseline = ["--baseline", load_run(records[0])["name"]]
-    print_table(output / "table.md", *records, *baseline)
+    print_table(output / "table.md", records, GROUP_BY, *baseline)
     left_out = re.compile(r"\.(valid|last\d+)\.json$")  # validation set, other numbers of checkpoints
     averages = [
         file for folder in folders for file in sorted(folder.glob("record*.json")) if not left_out.search(file.name)
     ]
     if len(averages) > len(records):
         sys.stdout.write("\n")
-        columns = "heads,key_dim,config.optimization.max_update,averaged"
-        print_table(output / "averages.md", *averages, "--group-by", columns)
+        columns = ("heads", "key_dim", "config.optimization.max_update", "averaged")
+        print_table(output / "averages.md", averages, columns)
 
 
-def print_table(page: Path, *words: Any) -> None:
-    collab("table", *words, "--output", page)
+def print_table(page: Path, records: List[Path], group_by: Sequence[str], *words: str) -> None:
+    columns = distinguishing([load_run(record) for record in records], group_by)
+    collab("table", *records, "--group-by", ",".join(columns), *words, "--output", page)
     sys.stdout.write(page.read_text(encoding="utf-8"))
     sys.stdout.flush()

@@ -1,5 +1,6 @@
 """Key-dimension studies: attention scales and masked mixing."""
 
+import shutil
 from argparse import Namespace
 
 import pytest
@@ -7,6 +8,8 @@ import pytest
 from collab_fairseq import checkpoints
 from collab_fairseq.attention import initial_mixing
 from collab_fairseq.models.arguments import inherit_attention
+from recipes.runner import settings, sweep
+from recipes.runner.recipe_run import run_name
 from tests.commands import train_command
 from tests.common import ROOT, run
 from tests.models.cases import SMALL, same_model
@@ -30,6 +33,29 @@ def test_logits_scale_rejects_factor_zero(tmp_path):
     done = run("python", RECIPE / "logits_scale.py", 256, tmp_path / "zero.pt", "--factor", 0, check=False)
     assert (done.returncode, "--factor: must be positive" in done.stderr) == (2, True)
     assert not (tmp_path / "zero.pt").exists()
+
+
+@pytest.mark.parametrize(("config", "seeds"), [("converge", [1, 2]), ("rates", [11])])
+def test_tables_of_sweeps_have_a_row_per_run(config, seeds, tmp_path, capsys):
+    """Also if runs differ in the learning rate only. The references are the names of the published records."""
+    cfg = settings.load("curve", config)
+    selections = [sweep.parse_run(selection) for selection in cfg.recipe.runs]
+    for seed in seeds:
+        for selection in selections:
+            name = run_name(*selection, seed, cfg.optimization.max_update)
+            (tmp_path / name).mkdir()
+            shutil.copy(ROOT / "results" / "runs" / f"curve-{name}.json", tmp_path / name / "record.json")
+    sweep.write_tables(tmp_path, [folder.name for folder in tmp_path.iterdir()])
+    table = (tmp_path / "table.md").read_text(encoding="utf-8")
+    assert table in capsys.readouterr().out
+    lines = table.partition("\n\n")[0].splitlines()
+    header, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert header[:5] == ["heads", "key dimension", "updates", "learning rate", "seeds"]
+    assert {row[4] for row in rows} == {str(len(seeds))}
+    shown = sorted((row[0].partition(",")[0], row[1], float(row[3])) for row in rows)
+    attention = {"none": "standard", "encoder_cross_decoder": "collaborative"}
+    expected = [(attention[heads], dim, int(variant.rpartition("lr")[2]) / 1000) for heads, dim, variant in selections]
+    assert shown == sorted(expected)
 
 
 def test_masked_mixing_keeps_blocks_and_learns_gains(tiny_data, tmp_path):

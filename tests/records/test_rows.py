@@ -1,11 +1,12 @@
 """Rows of tables: attention types in words, key dimensions, and the settings that runs of a row share."""
 
+import copy
 import json
 import re
 
 import pytest
 
-from collab_fairseq.records.rows import cache, frame, heads, keys, load_run
+from collab_fairseq.records.rows import cache, distinguishing, frame, heads, keys, load_run
 from fairseq_modern.errors import UserError
 
 SIZES = {
@@ -114,3 +115,22 @@ def test_suggested_fields_of_layers_can_be_grouped_by(runs):
         frame(row, ("key_dim",))
     field = re.search(r"--group-by \.\.\.,(\S+)\)", str(error.value))[1]
     assert frame(row, ("key_dim", field))["row"].nunique() == 3
+
+
+def test_settings_that_distinguish_runs_of_the_same_seed(runs):
+    """As few as are needed: not those of different rows or seeds. The reference is the check of rows."""
+    group_by = ["heads", "key_dim"]
+    for run in runs:
+        run["config"]["common"] = {"amp": False}
+    others = copy.deepcopy(runs)
+    for run in others:
+        run["config"]["optimization"]["lr"], run["config"]["optimizer"] = [0.01], {"lr": [0.01]}
+    assert distinguishing(runs, group_by) == group_by
+    assert distinguishing([*runs, *others], group_by) == [*group_by, "config.optimization.lr"]
+    with pytest.raises(UserError, match=r"differ in config\.optimization\.lr"):
+        frame([*runs, *others], group_by)
+    assert frame([*runs, *others], distinguishing([*runs, *others], group_by))["row"].nunique() == 6
+    amp = [{**run, "config": {**run["config"], "common": {"amp": True}}} for run in runs]
+    assert distinguishing([*runs, *amp], group_by) == [*group_by, "config.common.amp"]
+    runs[0]["config"]["optimization"]["lr"] = [0.01]  # a mistake that the check of rows finds
+    assert distinguishing(runs, group_by) == group_by
