@@ -18,7 +18,7 @@ from typing import List, Sequence
 
 from collab_fairseq.files import check_writable, write_text
 from collab_fairseq.records.columns import COLUMNS, GROUP_BY, ON_REQUEST
-from collab_fairseq.records.drawing import add_figure_flags, figure_file
+from collab_fairseq.records.drawing import add_figure_flags, check_packages, figure_file
 
 from .options import check_distinct, reject_flags
 
@@ -63,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
         reject_flags(args, ("x", "y"), "needs --figure")
     if args.x == "updates":
         reject_flags(args, ("y",), "needs --x parameters or --x wall_time")
+    check_packages("tables and figures of records", "pandas", "scipy")
     figure = figure_file(args)
     if figure is None:
         check_writable(args.output)

@@ -160,8 +160,14 @@ def check_figure(path: Optional[PathLike]) -> None:
     check_writable(path)
     if Path(path).suffix.lower() not in (".png", ".svg", ".pdf"):
         raise UserError(f"--figure must end in .png, .svg or .pdf; got {os.fspath(path)}")
-    if find_spec("matplotlib") is None:
-        raise UserError("figures need matplotlib: install it, or this project with its extra `plots`")
+    check_packages("figures", "matplotlib")
+
+
+def check_packages(what: str, *names: str) -> None:
+    """Raise UserError unless these packages, which tables or figures (`what`) need, are installed."""
+    missing = [name for name in names if find_spec(name) is None]
+    if missing:
+        raise UserError(f"{what} need {', '.join(missing)}: install this project with its extra `plots`")
 
 
 def is_narrow(path: PathLike) -> bool:

@@ -16,7 +16,7 @@ from recipes.runner.cli import show_messages
 from recipes.runner.launch import run_logged
 from recipes.runner.recipe_run import run_name
 from recipes.runner.settings import PYTHON, ROOT
-from recipes.runner.summary import summarise
+from recipes.runner.summary import check_packages, summarise
 from recipes.runner.sweep import parse_run
 
 ABOUT = """Generate an English-German corpus from a grammar (data_prep/toy_grammar.py) and train three small
@@ -50,6 +50,7 @@ def main() -> int:
     recipe = settings.load("toy")
     args = parse(recipe)
     show_messages("demo")
+    check_packages()
     output = Path(args.output or ROOT / "runs" / "demo" / f"seed{args.seed}")
     data = output / "data"
     make_corpus(args, data)

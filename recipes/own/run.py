@@ -21,7 +21,7 @@ from recipes.runner.folder import check_output
 from recipes.runner.options import STEPS, build_parser
 from recipes.runner.recipe_run import run_name
 from recipes.runner.settings import ROOT
-from recipes.runner.summary import summarise
+from recipes.runner.summary import check_packages, summarise
 from recipes.runner.sweep import parse_run
 
 ABOUT = """Check and split your text, learn a vocabulary, train, average, translate and score a model, and export a
@@ -68,6 +68,7 @@ def main() -> None:
     if cfg.recipe.dry_run:
         cli.main("own", [step, *rest])
         return
+    check_packages()
     check_output(output)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     prepare.prepare("own", described, args)

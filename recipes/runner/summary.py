@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Dict, List, Sequence, Tuple
 
 from collab_fairseq.files import write_text
-from collab_fairseq.records import figures, table
+from collab_fairseq.records import drawing, figures, table
 from collab_fairseq.records.rows import load_run
 from collab_fairseq.scoring.generate_log import read_translations
 from collab_fairseq.scoring.references import read_lines
@@ -15,6 +15,11 @@ COLUMNS = (
     *("words_per_second", "wall_time"),
 )
 EXAMPLES = 4
+
+
+def check_packages() -> None:
+    """Raise UserError unless the packages for tables and figures are installed, which recipes need after training."""
+    drawing.check_packages("tables and figures", "matplotlib", "pandas", "scipy")
 
 
 def examples(texts: Path, languages: Tuple[str, str], runs: Sequence[Path]) -> str:

@@ -28,6 +28,7 @@ from .programs import collab
 from .progress import RunProgress
 from .recipe_run import run_name
 from .settings import ROOT, decoding, identity
+from .summary import check_packages
 
 logger = logging.getLogger("recipe")
 Processes = Dict[str, "subprocess.Popen[Any]"]
@@ -40,6 +41,7 @@ def sweep(recipe: str, cfg: DictConfig, shared: List[str], read_run: Callable[[L
         shared: arguments of every run.
         read_run: the settings of a run with these arguments; raises an error if the run is impossible.
     """
+    check_packages()
     wanted = cfg.recipe
     output, program = Path(wanted.output or ROOT / "runs" / recipe), run_program(recipe, cfg)
     selections = [parse_run(run) for run in wanted.runs]

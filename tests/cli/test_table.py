@@ -49,6 +49,8 @@ def test_missing_package_error_names_the_extra(files, tmp_path, monkeypatch):
     assert "figures need matplotlib" in error
     assert "extra `plots`" in error
     assert not (tmp_path / "x.svg").exists()
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    assert "need pandas: install this project with its extra `plots`" in collab(*files, status=1)
 
 
 @pytest.mark.parametrize("flags", ["", "--x parameters", "--x wall_time --y chrf"])

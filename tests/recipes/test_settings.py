@@ -1,6 +1,7 @@
 """Wrong settings and command lines are rejected before any work: one line, exit status 2, no traceback."""
 
 import hashlib
+import importlib
 import json
 import logging
 import os
@@ -17,7 +18,7 @@ from omegaconf import OmegaConf
 
 from collab_fairseq.cli.main import guarded
 from fairseq_modern.errors import UserError
-from recipes.runner import cli, machine, settings
+from recipes.runner import cli, machine, settings, sweep
 from recipes.runner.evaluation import export
 from recipes.runner.folder import keep_settings
 from tests.common import ROOT, rejected, run
@@ -166,6 +167,27 @@ def test_a_file_of_references_is_for_one_test_set(call):
         done = call(recipe, *words, *valid)
         assert_rejected(done, f"must be the references of one test set; got {__file__} for {sets}")
     assert_accepted(call("micro_wmt", *words))  # control: one test set
+
+
+@pytest.mark.parametrize("package", ["matplotlib", "pandas", "scipy"])
+def test_tables_and_figures_need_packages_before_any_work(package, call, tmp_path, monkeypatch):
+    source = [tmp_path / "mine.en", tmp_path / "mine.de"]
+    for file in source:
+        file.write_text("x\n" * 600)
+    own, demo = (importlib.import_module(f"recipes.{name}.run") for name in ("own", "demo"))
+    words = ["--device", "cpu", "--output", tmp_path / "out"]
+    monkeypatch.setattr(demo, "show_messages", lambda name: None)
+    for module, work in ((sweep, "make"), (own.prepare, "prepare"), (demo, "make_corpus")):
+        monkeypatch.setattr(module, work, lambda *_: pytest.fail("work has begun"))
+    monkeypatch.setitem(sys.modules, package, None)
+    message = f"need {package}: install this project with its extra `plots`"
+    assert_rejected(call("toy", "sweep", *words), message)
+    for main, argv in ((own.main, ["--source", *source]), (own.main, ["sweep", "--source", *source]), (demo.main, [])):
+        monkeypatch.setattr("sys.argv", ["run.sh", *map(str, [*argv, *words])])
+        with pytest.raises(UserError, match=message):
+            main()
+    assert not (tmp_path / "out").exists()
+    assert_accepted(call("toy", *words, "--dry-run"))  # control: a single run has no table
 
 
 def test_submit_needs_an_installed_program_except_in_a_dry_run(call, tmp_path, monkeypatch):
