@@ -13,7 +13,6 @@ from collab_fairseq.cli.options import command, positive
 from collab_fairseq.files import write_text
 from collab_fairseq.heads.ablation import TestSet
 from collab_fairseq.heads.record import new_record, settings_of_tests
-from collab_fairseq.heads.removal import check_separate
 from collab_fairseq.heads.syntax import read_conllu
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.translation import TrainedModel, check_references, load_model
@@ -74,8 +73,8 @@ def analyse(args: argparse.Namespace, machine: Machine, output: Path) -> None:
     name = args.name
     source = load_model(args.model, args.data, device=machine.device)
     check_references(source, dict(args.reference), args.sentences)
-    if args.penalties:
-        check_separate(attention_layers(source.model))  # closed heads are removed
+    if args.penalties and any(layer.shared() for layer in attention_layers(source.model).values()):
+        raise UserError("--penalties must be none if heads share keys or values: closed heads are removed")
 
     def heads(step: str, *words: Any) -> None:
         """Run the analysis named by the first part of the step, and write its report to STEP.md."""

@@ -14,7 +14,7 @@ from collab_fairseq.records.record import Record
 from recipes.heads import gates
 from recipes.heads.figures import draw, model_name
 from recipes.heads.page import agreement, page
-from tests.common import ROOT, run
+from tests.common import ROOT, rejected, run
 from tests.drawn import figures_of, illegible
 from tests.fixtures import sentence_pairs
 from tests.heads.cases import HEADS, load, standard_state
@@ -54,6 +54,28 @@ def test_recipe_writes_the_page_and_resumes(tiny_run, tiny_data, tmp_path):
     assert {path: path.stat().st_mtime_ns for path in output.glob("small.*.json")} == records
     assert {path: path.read_bytes() for path in output.glob("small.*.svg")} == figures
     assert not (output / "gates").exists()
+
+
+def test_mistakes_are_found_before_the_first_analysis(tiny_run, tiny_data, tmp_path):
+    """Gates and references are used last."""
+    state = standard_state(tiny_run)
+    checkpoints.save(state, tmp_path / "model.pt")
+    checkpoints.model_settings(state)["kv_heads"] = 1
+    for name in state["model"]:
+        if re.search(r"attn\.[kv]_proj\.", name):
+            state["model"][name] = state["model"][name][:8]
+    checkpoints.save(state, tmp_path / "grouped.pt")
+    lines = [f"{target}\n" for _, target in sentence_pairs(20, seed=2)]
+    for name, text in (("references", lines), ("swapped", lines[::-1])):
+        (tmp_path / name).write_text("".join(text), encoding="utf-8")
+    for model, references, message in (
+        ("grouped.pt", "references", "--penalties must be none if heads share keys or values"),
+        ("model.pt", "swapped", "swapped must have the sentences of the target side of test"),
+    ):
+        words = ["--model", tmp_path / model, "--data", tiny_data, "--reference", f"test={tmp_path / references}"]
+        words += ["--name", "small", "--output", tmp_path / model[:-3], "--device", "cpu"]
+        rejected(run("bash", ROOT / "recipes" / "heads" / "run.sh", *words, check=False), message)
+        assert not list((tmp_path / model[:-3]).glob("*.json"))
 
 
 def test_penalty_that_closes_all_gates(tiny_run, tiny_data, tmp_path):
