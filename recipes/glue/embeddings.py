@@ -33,13 +33,11 @@ from fairseq_modern.errors import UserError
 from recipes import ROOT
 from recipes.glue.run import check_key_dims
 from recipes.glue.table import existing
-from recipes.glue.tasks import TASKS, fetch, read
+from recipes.glue.tasks import TASKS, TEXTS, fetch, read
 
 logger = logging.getLogger("embeddings")
 PROGRAM = "python -m recipes.glue.embeddings"
 METHODS = ("unweighted", "calibrated", "distilled")
-#: tasks of which the sentences are used
-TEXTS = ("stsb", "mrpc", "sst2")
 CALIBRATION, SST2 = 256, 10_000
 #: tokens per text, and texts per batch, of the measurement of speed
 LENGTHS, BATCH, REPEATS = (16, 64, 256), 8, 5

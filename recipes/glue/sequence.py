@@ -24,8 +24,7 @@ from collab_fairseq.cli.main import guarded
 from collab_fairseq.files import write_bytes
 from fairseq_modern.errors import UserError
 from recipes import ROOT
-from recipes.glue.embeddings import TEXTS
-from recipes.glue.tasks import GLUE, fetch
+from recipes.glue.tasks import GLUE, TEXTS, fetch
 
 logger = logging.getLogger("sequence")
 #: tasks whose models the head analyses use, as in Michel et al. (2019); with the first seed

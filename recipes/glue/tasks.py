@@ -48,6 +48,8 @@ GLUE = {
     "rte": Task(PAIR, epochs=10),
 }
 TASKS = {**GLUE, "toy": Task(("sentence",), epochs=6)}
+#: tasks of which embeddings.py uses the sentences
+TEXTS = ("stsb", "mrpc", "sst2")
 TITLES = dict(zip(TASKS, ("CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI", "QNLI", "RTE", "toy"), strict=True))
 
 
