@@ -246,18 +246,19 @@ class TransformerCollabModel(TransformerModelBase):
     def adapt_checkpoint(self, state: Dict[str, Any], filename: str, reset_optimizer: bool) -> None:
         """Let training continue from a checkpoint with other logit scales, without its optimizer state.
 
-        The scales are added to the checkpoint. When the layers load them, they rescale their mixing matrices, so that
-        the function stays the same. A checkpoint of a model with other dictionaries is an error.
+        The scales are added to the checkpoint. When the layers load them, they rescale their parameters, so that the
+        function stays the same. A checkpoint of a model with other dictionaries is an error.
         """
-        check_dictionaries(model_settings(state), vars(self.args), filename)
-        parameters = state["model"]
-        if not any(name.endswith(".mixing") for name in parameters):
-            return
+        config, parameters = model_settings(state), state["model"]
+        check_dictionaries(config, vars(self.args), filename)
+        own_shapes = config.get("attention_shapes") or self.args.attention_shapes
+        if not own_shapes and not any(name.endswith(".mixing") for name in parameters):
+            return  # standard heads at the default scale
         layers = attention_layers(self)
         saved_layers = checkpoint_layers(state)
         if all(layers[layer_id].scale == layer.scale for layer_id, layer in saved_layers.items() if layer_id in layers):
             return
-        previous, current = model_settings(state).get("mixing_lr_multiplier", 1.0), self.args.mixing_lr_multiplier
+        previous, current = config.get("mixing_lr_multiplier", 1.0), self.args.mixing_lr_multiplier
         if state.get("last_optimizer_state") and not reset_optimizer:
             if previous == current:
                 raise UserError(
@@ -267,14 +268,12 @@ class TransformerCollabModel(TransformerModelBase):
                 f"--mixing-lr-multiplier must be {previous}, as in {filename}, whose optimizer state depends on it; "
                 f"got {current} (or give --reset-optimizer)"
             )
-        logger.info(
-            "%s: rescaling the mixing matrices from --mixing-lr-multiplier %s to %s", filename, previous, current
-        )
+        logger.info("%s: rescaling its parameters to the logit scales of the model", filename)
         extra_state = state.get("extra_state") or {}
         averages = extra_state.get("ema") or {}
         extra_state.pop("ema_fp32_params", None)  # with the former scales; fairseq then copies the rescaled averages
         for layer_id, layer in saved_layers.items():
             prefix = parameter_prefix(layer_id)
             for saved in (parameters, averages):
-                if prefix + "mixing" in saved:
+                if prefix + "q_proj.weight" in saved:
                     saved[prefix + "_extra_state"] = layer.get_extra_state()

@@ -22,7 +22,7 @@ from collab_fairseq.modules.sites import attention_layers
 from fairseq_modern.errors import UserError
 from tests.commands import nested
 from tests.common import FLOAT32, run
-from tests.models.cases import KINDS, SMALL, TINY, Task, batch, build, same_model
+from tests.models.cases import KINDS, SMALL, TINY, Task, arguments, batch, build, logits, same_model
 
 #: our preset → fairseq's preset of the same size, and settings
 PRESETS = {
@@ -296,6 +296,22 @@ def test_a_state_dict_gives_the_same_function_with_another_multiplier(kind, save
     assert same_model(same.state_dict(), model.state_dict())
     other.load_state_dict(dict(state))  # control: without the metadata
     assert (other(*batch())[0] - model(*batch())[0]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("start", [{}, {"encoder.0": {"scale": 0.3}, "cross.1": {"scale": 0.9}}])
+def test_training_starts_with_the_function_of_a_checkpoint_with_other_scales(start):
+    """Averaged, converted and pruned checkpoints lack the metadata of a state dict."""
+    flags, changed = (
+        {**SMALL, "collaborative_heads": "none", "attention_shapes": shapes}
+        for shapes in (start, {"encoder.0": {"scale": 0.5}})
+    )
+    model, other = build(**flags).eval(), build(**changed, seed=1).eval()
+    state = {"model": dict(model.state_dict()), "cfg": {"model": arguments(**flags)}}
+    other.load_state_dict(dict(state["model"]))  # control
+    assert (logits(other) - logits(model)).abs().max() > 1e-3
+    other.adapt_checkpoint(state, "averaged.pt", reset_optimizer=True)
+    other.load_state_dict(state["model"])
+    assert (logits(other) - logits(model)).abs().max() < FLOAT32
 
 
 def test_a_state_dict_of_another_number_of_heads_is_rejected():
