@@ -75,13 +75,13 @@ figures:
 	    --figure results/multi30k-curves.svg --x updates
 	@$(COLLAB) table results/published/wmt14_en_de-*.json --figure results/wmt14-parameters.svg --x parameters --y compound_split
 	@$(COLLAB) table results/published/wmt14_en_de-*.json --figure results/wmt14-time.svg --x wall_time --y compound_split
-	$(STUDY).curve.figures cost $(RUNS)/curve_check-*-u2000.json $(RUNS)/curve-*-dk[136]?-*-u2000.json \
+	$(STUDY) curve figures cost $(RUNS)/curve_check-*-u2000.json $(RUNS)/curve-*-dk[136]?-*-u2000.json \
 	    results/published/wmt14_en_de-*.json --figure results/curve.svg
-	$(STUDY).curve.figures training $(RUNS)/curve-*-u5500.json $(RUNS)/curve_check-*-u2000.json \
+	$(STUDY) curve figures training $(RUNS)/curve-*-u5500.json $(RUNS)/curve_check-*-u2000.json \
 	    $(RUNS)/curve-none-dk32-lr4-s?-u2000.json $(RUNS)/curve-encoder_cross_decoder-dk32-blocks8_lr4-s?-u2000.json \
 	    --figure results/convergence.svg
-	$(STUDY).heads.figures $(foreach what,redundancy importance ablate prune prune-raw roles,results/heads/*.$(what).json)
-	$(STUDY).heads.figures --pdf $(wildcard results/glue/*.*.json)
+	$(STUDY) heads figures $(foreach what,redundancy importance ablate prune prune-raw roles,results/heads/*.$(what).json)
+	$(STUDY) heads figures --pdf $(wildcard results/glue/*.*.json)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -2,7 +2,6 @@
 
 import argparse
 import importlib
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Optional
@@ -27,8 +26,8 @@ class DataSet:
     #: option that names a local copy of the corpus, and its help
     option: str = ""
     option_help: str = ""
-    #: option → environment variable that replaces its default
-    variables: Dict[str, str] = field(default_factory=dict)
+    #: environment variable that replaces the default of this option
+    variable: str = ""
     #: where the archives can be downloaded, if the manifest has no URLs
     url: str = ""
     #: SentencePiece pieces (0: the texts are already segmented)
@@ -44,10 +43,6 @@ class DataSet:
     workers: Optional[int] = None
     #: files of OUTPUT, for --help
     holds: str = ""
-
-    def from_environment(self, option: str) -> str:
-        """The value of the environment variable of an option (without --), or an empty string."""
-        return os.environ.get(self.variables.get(option, ""), "")
 
 
 def program_of(name: str) -> Any:
@@ -82,9 +77,8 @@ it."""
         add("--url", default="", help=text)
         text = "largest unpacked size of each archive, in GiB (default: 20 times its size, at least 1 GiB)"
         add("--unpacked-limit", type=positive, metavar="N", help=text)
-        manifest = data_set.from_environment("manifest") or f"{HERE}/{name}.tsv"
         text = f"expected archives and texts with checksums and line counts (default: data_prep/{name}.tsv)"
-        add("--manifest", type=Path, default=manifest, metavar="FILE", help=text)
+        add("--manifest", type=Path, default=HERE / f"{name}.tsv", metavar="FILE", help=text)
     if data_set.vocab_size:
         text = "SentencePiece pieces, shared by both languages (default: %(default)s)"
         add("--vocab-size", type=positive, default=data_set.vocab_size, metavar="N", help=text)
@@ -93,9 +87,8 @@ it."""
         add("--spm", type=Path, metavar="FILE", help=text)
         text = "joint dictionary of that translation model (dict.*.txt of its data)"
         add("--dict", type=Path, metavar="FILE", help=text)
-    output = data_set.from_environment("output") or f"{HERE.parent}/data/{name}"
     text = f"output folder (default: data/{name} of the repository)"
-    add("--output", type=Path, default=output, metavar="DIR", help=text)
+    add("--output", type=Path, default=HERE.parent / "data" / name, metavar="DIR", help=text)
     text = f"processes of fairseq-preprocess (default: {data_set.workers or 'the number of cores'})"
     add("--workers", type=positive, default=data_set.workers, metavar="N", help=text)
     add("--force", action="store_true", help="rebuild an existing output")

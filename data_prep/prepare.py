@@ -219,7 +219,7 @@ def prepare(name: str, data_set: DataSet, args: argparse.Namespace) -> None:
         if data_set.kind != "program" and args.local_copy and args.url:
             raise UserError(f"{data_set.option} and --url are mutually exclusive")
         if data_set.kind != "program" and not args.url:
-            args.local_copy = args.local_copy or data_set.from_environment(data_set.option.lstrip("-"))
+            args.local_copy = args.local_copy or os.environ.get(data_set.variable, "")
         for option in ("local_copy", "spm", "dict"):  # steps run in other folders
             path = getattr(args, option, None)
             if path:

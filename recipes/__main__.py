@@ -4,12 +4,10 @@ or, from any folder, recipes/NAME/run.sh [STEP] [OPTIONS] ... `NAME --help` desc
 recipe is train, average, evaluate, sweep (several runs and their table), or by default: train, average and evaluate.
 """
 
-import ast
 import importlib
-import re
 import sys
 from pathlib import Path
-from typing import List, Optional
+from typing import Dict, List, Optional
 
 from data_prep import interpreter
 
@@ -17,28 +15,17 @@ HERE = Path(__file__).resolve().parent
 
 
 def program_of(folder: Path, argv: List[str]) -> Optional[str]:
-    """The program of a step (wmt14_en_de/rehearse.py) or a recipe, as a module; None: the runner does it."""
-    for name in (*argv[:1], "run", folder.name):
+    """The program of a step (wmt14_en_de/rehearse.py) or a recipe (run.py), as a module; None: the runner does it."""
+    for name in (*argv[:1], "run"):
         if name.isidentifier() and (folder / f"{name}.py").is_file():
             return name
     return None
 
 
-def recipes() -> List[str]:
-    """The names of all recipes."""
-    return sorted(
-        path.name for path in HERE.iterdir() if program_of(path, []) or (path / f"{path.name}.yaml").is_file()
-    )
-
-
-def about(name: str) -> str:
-    """One line about a recipe, without importing anything."""
-    program = program_of(HERE / name, [])
-    if program:
-        docstring = ast.get_docstring(ast.parse((HERE / name / f"{program}.py").read_text(encoding="utf-8"))) or ""
-        return docstring.partition("\n\n")[0].replace("\n", " ")
-    text = (HERE / name / f"{name}.yaml").read_text(encoding="utf-8")
-    return (re.findall(r"^  about: (.*)$", text, re.MULTILINE) or [""])[0]
+def recipes() -> Dict[str, str]:
+    """The names of all recipes, and the first comments of their scripts."""
+    scripts = {path.parent.name: path.read_text(encoding="utf-8") for path in sorted(HERE.glob("*/run.sh"))}
+    return {name: text.splitlines()[1].removeprefix("# ") for name, text in scripts.items()}
 
 
 def main() -> int:
@@ -48,7 +35,7 @@ def main() -> int:
     names = recipes()
     if not argv or argv[0] in ("-h", "--help"):
         width = max(map(len, names))
-        lines = "\n".join(f"  {name:<{width}}  {about(name)}" for name in names)
+        lines = "\n".join(f"  {name:<{width}}  {about}" for name, about in names.items())
         sys.stdout.write(f"{__doc__}\nNAME:\n{lines}\n")
         return 0
     name, argv = argv[0], argv[1:]

@@ -9,9 +9,10 @@ A table stands between two comments. The first has its name and the command that
     …
     <!-- /results -->
 
-The command is `collab table …`, `cat FILE` for the caption of a figure, or `python -m MODULE …` for a module of the
-folders recipes or benchmarks, and runs in this process, without a shell: words are quoted and patterns expanded as in
-bash, relative to the current folder. It may continue on further lines. Pages without tables are left out.
+The command is `collab table …`, `cat FILE` for the caption of a figure, `python -m recipes NAME PROGRAM …` or
+`python -m MODULE …`, for a module of the folder benchmarks, and runs in this process, without a shell: words are quoted
+and patterns expanded as in bash, relative to the current folder. It may continue on further lines. Pages without tables
+are left out.
 """
 
 import argparse
@@ -69,7 +70,8 @@ def markdown(command: str, folder: str) -> str:
         return table.markdown(arguments[1:], folder)
     if program == "cat":
         return "".join(Path(file).read_text(encoding="utf-8") for file in arguments)
-    name = arguments[1] if program == "python" and arguments[:1] == ["-m"] and len(arguments) > 1 else ""
+    end = 4 if arguments[1:2] == ["recipes"] else 2  # python -m recipes NAME PROGRAM
+    name = ".".join(arguments[1:end]) if program == "python" and arguments[:1] == ["-m"] else ""
     if name.partition(".")[0] not in STUDIES:
         raise UserError(
             f"the command must be collab table, cat FILE, or python -m MODULE in {' or '.join(STUDIES)}; got {command}"
@@ -77,7 +79,7 @@ def markdown(command: str, folder: str) -> str:
     study = _module(name)
     if not hasattr(study, "markdown"):
         raise UserError(f"{name} must have a function markdown(arguments, folder)")
-    text: str = study.markdown(arguments[2:], folder)
+    text: str = study.markdown(arguments[end:], folder)
     return text
 
 

@@ -1,4 +1,4 @@
-"""Print a table of the key-dimension studies: python -m recipes.curve.analysis TABLE RECORD ...
+"""Print a table of the key-dimension studies: python -m recipes curve analysis TABLE RECORD ...
 
 The pages of this folder have the protocols, and the command of each table above it. TABLE is one of
 
@@ -27,7 +27,6 @@ import itertools
 import json
 import math
 import re
-import sys
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 import numpy
@@ -36,7 +35,6 @@ from numpy import ndarray
 from scipy import stats
 
 from collab_fairseq.attention import AttentionLayer, CollaborativeAttention, StandardAttention
-from collab_fairseq.cli.main import guarded
 from collab_fairseq.records import pages
 from collab_fairseq.records.columns import METRICS
 from collab_fairseq.records.rows import TrainingRecord, frame, load_run, logits_factor
@@ -541,7 +539,3 @@ def markdown(arguments: Sequence[str], folder: str = ".") -> str:
     args = parser.parse_args(arguments)
     args.rows = dict(args.rows) if args.rows else SELECTED
     return str(TABLES[args.table](configurations(args.records), args)) + "\n"
-
-
-if __name__ == "__main__":
-    sys.exit(guarded("analysis.py", lambda: sys.stdout.write(markdown(sys.argv[1:])) and 0))

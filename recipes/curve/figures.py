@@ -1,4 +1,4 @@
-"""Draw a figure of the key-dimension studies: python -m recipes.curve.figures FIGURE RECORD ... --figure FILE.svg
+"""Draw a figure of the key-dimension studies: python -m recipes curve figures FIGURE RECORD ... --figure FILE.svg
 
 FIGURE is one of
 
@@ -10,10 +10,8 @@ FIGURE is one of
 
 import argparse
 import math
-import sys
 from typing import Any, Dict, List, Sequence, Tuple
 
-from collab_fairseq.cli.main import guarded
 from collab_fairseq.files import PathLike
 from collab_fairseq.records.columns import METRICS
 from collab_fairseq.records.drawing import (
@@ -184,7 +182,3 @@ def main() -> None:
     if file is None:
         parser.error("--figure is needed")
     figures[args.name](args.records, file)
-
-
-if __name__ == "__main__":
-    sys.exit(guarded("figures.py", main))

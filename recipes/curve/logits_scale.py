@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Write a checkpoint that sets a different scale of the attention logits, for fairseq-train --attention-from FILE.
 
 The default scale is (embed_dim / heads)^-0.5 at any key dimension, as in the paper's runs. The checkpoint has no
@@ -7,12 +6,10 @@ the default.
 """
 
 import argparse
-import sys
 from pathlib import Path
 
 from collab_fairseq import checkpoints
 from collab_fairseq.attention.attention_types import SITES
-from collab_fairseq.cli.main import guarded
 from collab_fairseq.cli.options import check_new, positive
 
 LAYERS, EMBED_DIM, HEADS = 2, 256, 8
@@ -43,7 +40,3 @@ def main() -> None:
         "attention_shapes": {f"{site}.{layer}": {"scale": scale} for site in SITES for layer in range(LAYERS)},
     }
     checkpoints.save({"cfg": {"model": model}, "model": {}}, args.file)
-
-
-if __name__ == "__main__":
-    sys.exit(guarded("logits_scale.py", main))

@@ -1,8 +1,7 @@
-#!/usr/bin/env python3
 """Convert a sentence encoder at several key dimensions without labels, and measure STS-B by cosine similarity.
 
-    python -m recipes.glue.embeddings --model data/all-MiniLM-L6-v2
-    python -m recipes.glue.embeddings results/glue/embeddings-*.json    # the tables of these records
+    python -m recipes glue embeddings --model data/all-MiniLM-L6-v2
+    python -m recipes glue embeddings results/glue/embeddings-*.json    # the tables of these records
 
 Methods: `unweighted` (the paper's objective), `calibrated` (256 sentences of STS-B's training set), `distilled` (then
 trained without labels on the sentences of the training sets of STS-B, MRPC and SST-2). OUTPUT contains the texts, the
@@ -14,7 +13,6 @@ import itertools
 import logging
 import random
 import shutil
-import sys
 import time
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
@@ -22,7 +20,6 @@ from typing import Any, Dict, List, Sequence, Tuple
 import torch
 
 from collab_fairseq.checkpoints import file_setting, sha256
-from collab_fairseq.cli.main import guarded
 from collab_fairseq.cli.options import command, numbers
 from collab_fairseq.files import write_json, write_text
 from collab_fairseq.records import pages
@@ -36,7 +33,7 @@ from recipes.glue.table import existing
 from recipes.glue.tasks import TASKS, TEXTS, fetch, read
 
 logger = logging.getLogger("embeddings")
-PROGRAM = "python -m recipes.glue.embeddings"
+PROGRAM = "python -m recipes glue embeddings"
 METHODS = ("unweighted", "calibrated", "distilled")
 CALIBRATION, SST2 = 256, 10_000
 #: tokens per text, and texts per batch, of the measurement of speed
@@ -152,7 +149,7 @@ def measure_speed(args: argparse.Namespace) -> Dict[str, Any]:
     torch.set_num_threads(1)
     folders = {"source": args.model, **{str(n): args.output / f"calibrated-{n}" for n in args.key_dims}}
     models = {name: Source.load(folder, "cpu").model for name, folder in folders.items()}
-    settings = {"model": file_setting(args.model), "batch": BATCH, "repeats": REPEATS}
+    settings = {"model": file_setting(args.model), "key_dims": args.key_dims, "batch": BATCH, "repeats": REPEATS}
     path = args.output / "speed.json"
     record = Record("study", "embeddings-speed", command(PROGRAM), settings, path, fixed=("hardware",))
     record.part("bytes", lambda: {n: (Path(f) / "model.safetensors").stat().st_size for n, f in folders.items()})
@@ -198,7 +195,3 @@ def markdown(arguments: Sequence[str], folder: str = ".") -> str:
     text = table(conversions, {} if args.no_speed else measure_speed(args))
     write_text(text, args.output / "table.md")
     return text
-
-
-if __name__ == "__main__":
-    sys.exit(guarded("recipes/glue/embeddings.py", lambda: sys.stdout.write(markdown(sys.argv[1:])) and 0))

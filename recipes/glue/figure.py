@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Figure 5 of the paper from records of run.py: score against key dimension, with and without fine-tuning again.
 
-    python -m recipes.glue.figure results/glue/*.json --output results/glue/figure-5.svg
+    python -m recipes glue figure results/glue/*.json --output results/glue/figure-5.svg
 
 A .pdf file has no title and description, which belong in the caption.
 """
@@ -9,11 +8,9 @@ A .pdf file has no title and description, which belong in the caption.
 import argparse
 import math
 import statistics
-import sys
 from pathlib import Path
 from typing import Any, Dict, Mapping, Sequence
 
-from collab_fairseq.cli.main import guarded
 from collab_fairseq.files import PathLike
 from collab_fairseq.records.drawing import (
     COLOURS,
@@ -51,12 +48,15 @@ SCORES = {
 }
 
 
-def draw(study: Study, path: PathLike) -> None:
+def draw(records: Sequence[Mapping[str, Any]], path: PathLike) -> None:
     """One panel per task: medians over the seeds, with the range as bars; a .svg, .png or .pdf file.
 
     Raises:
-        UserError: no task has scores of a converted model.
+        UserError: the records are of several models, or no task has scores of a converted model.
     """
+    study, *others = studies(list(map(dict, records)))
+    if others:
+        raise UserError(f"the records must be of one model; got {study.model['name']}, {others[0].model['name']}")
     tasks = [task for task in study.tasks if any(study.by_seed(stage, task) for stage in study.stages if "/" in stage)]
     if not tasks:
         raise UserError("nothing to draw: no record has scores of a converted model")
@@ -100,14 +100,6 @@ def _panel(axis: Any, study: Study, task: str) -> None:
     axis.set(xlabel="shared key dimension", ylabel="score × 100")
 
 
-def draw_all(records: Sequence[Mapping[str, Any]], path: PathLike) -> None:
-    """The figure of records of one model."""
-    found = studies(list(map(dict, records)))
-    if len(found) != 1:
-        raise UserError(f"the records must be of one model; got {', '.join(s.model['name'] for s in found) or 'none'}")
-    draw(found[0], path)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", nargs="+", type=Path, metavar="RECORD", help="record.json of run.py, of one model")
@@ -115,8 +107,4 @@ def main() -> None:
     add_width_flag(parser)
     args = parser.parse_args()
     file = FigureFile(args.output, args.width or WIDTH)
-    draw_all([load(path, "study") for path in args.records], file)
-
-
-if __name__ == "__main__":
-    sys.exit(guarded("figure.py", main))
+    draw([load(path, "study") for path in args.records], file)

@@ -1,18 +1,15 @@
-#!/usr/bin/env python3
 """Tables of head analyses from records of `collab heads`, all of the same analysis: redundancy, ablate or prune.
 
-    python -m recipes.glue.heads results/glue/*.ablate.json
+    python -m recipes glue heads results/glue/*.ablate.json
 
-A record is NAME.ANALYSIS.json. recipes.heads.figures draws the figures.
+A record is NAME.ANALYSIS.json. `python -m recipes heads figures` draws the figures.
 """
 
 import argparse
 import statistics
-import sys
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Sequence
 
-from collab_fairseq.cli.main import guarded
 from collab_fairseq.heads import ablation, pruning, redundancy
 from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import number_text
@@ -104,7 +101,3 @@ def markdown(arguments: Sequence[str], folder: str = ".") -> str:
             raise UserError(f"records must have different names; got {name} twice")
         records[name] = record
     return table(records)
-
-
-if __name__ == "__main__":
-    sys.exit(guarded("heads.py", lambda: sys.stdout.write(markdown(sys.argv[1:])) and 0))

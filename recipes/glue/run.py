@@ -1,8 +1,7 @@
-#!/usr/bin/env python3
 """Fine-tune on GLUE, convert to collaborative heads, fine-tune again: Table 2 of the paper.
 
-    python -m recipes.glue.run --model google-bert/bert-base-uncased
-    python -m recipes.glue.run --rehearse bert     # a small model, in minutes, without internet access
+    python -m recipes glue --model google-bert/bert-base-uncased
+    python -m recipes glue --rehearse bert     # a small model, in minutes, without internet access
 
 The same command resumes an interrupted run from the last finished epoch. OUTPUT contains the models and record.json of
 each task, and table.md.
@@ -25,7 +24,6 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trai
 
 import collab_fairseq.reparam.huggingface as hf
 from collab_fairseq.checkpoints import file_setting, sha256
-from collab_fairseq.cli.main import guarded
 from collab_fairseq.cli.options import command, numbers
 from collab_fairseq.files import write_text
 from collab_fairseq.huggingface import check_loaded, check_tokens
@@ -75,7 +73,7 @@ class Study:
             weights=file_setting(args.model) if Path(args.model).is_dir() else args.model,
             data={file.name: sha256(file) for file in sorted(data.glob("*.jsonl"))},
         )
-        line, title = command("python -m recipes.glue.run"), f"glue-{model_name}-{name}-s{args.seed}"
+        line, title = command("python -m recipes glue"), f"glue-{model_name}-{name}-s{args.seed}"
         self.record = Record("study", title, line, settings, folder / "record.json", device=self.device)
         self.record.save()  # so that an interrupted stage resumes with the same settings only
 
@@ -288,7 +286,3 @@ def paper_key_dims(model: str) -> List[int]:
     """The key dimensions of the paper for a model of this name, if any."""
     match = re.search("distilbert|albert|bert", model.lower())
     return [key_dim for key_dim in PAPER[match[0]] if key_dim] if match else []
-
-
-if __name__ == "__main__":
-    sys.exit(guarded("recipes/glue/run.py", main))

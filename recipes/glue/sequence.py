@@ -1,9 +1,8 @@
-#!/usr/bin/env python3
 """Every measurement of the study of a small BERT, one after the other.
 
-    python -m recipes.glue.sequence --model data/all-MiniLM-L6-v2 --list      # names and commands of the steps
-    python -m recipes.glue.sequence --model data/all-MiniLM-L6-v2             # all steps
-    python -m recipes.glue.sequence --model data/all-MiniLM-L6-v2 speed decomposition    # times, on a quiet core
+    python -m recipes glue sequence --model data/all-MiniLM-L6-v2 --list      # names and commands of the steps
+    python -m recipes glue sequence --model data/all-MiniLM-L6-v2             # all steps
+    python -m recipes glue sequence --model data/all-MiniLM-L6-v2 speed decomposition    # times, on a quiet core
 
 Each step is a command that resumes: the same command continues an interrupted sequence. A step that fails does not stop
 the others. With --publish, the records of finished steps are copied to a folder, under their final names.
@@ -20,7 +19,6 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
-from collab_fairseq.cli.main import guarded
 from collab_fairseq.files import write_bytes
 from fairseq_modern.errors import UserError
 from recipes import ROOT
@@ -48,7 +46,7 @@ def steps(args: argparse.Namespace) -> Dict[str, List[str]]:
             options = ["--tasks", task, "--key-dims", args.key_dims, "--seed", seed, "--discard", "--device", "cpu"]
             options += ["--epochs", args.epochs] if args.epochs else []
             options += ["--output", folder / f"seed{seed}"]
-            found[f"{task}-s{seed}"] = [*module, "recipes.glue.run", *model, *options]
+            found[f"{task}-s{seed}"] = [*module, "recipes", "glue", *model, *options]
 
     tune(first)
     for task in [task for task in ANALYSED if task in tasks]:
@@ -63,14 +61,14 @@ def steps(args: argparse.Namespace) -> Dict[str, List[str]]:
             words = ["--fields", ",".join(GLUE[task].fields), "--device", "cpu", "--json", records[name]]
             found[f"{name}-{task}"] = [*heads, name, tuned, *more, *words]
     embeddings = folder / "embeddings"
-    words = [*module, "recipes.glue.embeddings", *model, "--output", embeddings, "--steps", args.distill_steps]
+    words = [*module, "recipes", "glue", "embeddings", *model, "--output", embeddings, "--steps", args.distill_steps]
     found["embeddings"] = [*words, "--no-speed"]
     for seed in others:
         tune(seed)
     found["speed"] = words
     files = ["--calibration", embeddings / "calibration.txt", "--evaluate", args.data / "stsb"]
     record = folder / "decomposition.json"
-    found["decomposition"] = [*module, "recipes.reparam.decomposition", record, "--model", args.model, *files]
+    found["decomposition"] = [*module, "recipes", "reparam", "decomposition", record, "--model", args.model, *files]
     return {name: list(map(str, command)) for name, command in found.items()}
 
 
@@ -154,7 +152,3 @@ def main() -> int:
     if failed:
         raise UserError(f"these steps failed: {', '.join(failed)}; the same command continues them")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(guarded("sequence.py", main))

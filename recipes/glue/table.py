@@ -1,20 +1,17 @@
-#!/usr/bin/env python3
 """Tables of GLUE studies from records of run.py, with the paper's Table 2: scores, differences, what is missing.
 
-    python -m recipes.glue.table runs/glue/*/seed*/*/record.json
-    python -m recipes.glue.table results/glue/*.json --tasks cola,mrpc,stsb,rte --seeds 1,2,3 --key-dims 384,192,128,64
+    python -m recipes glue table runs/glue/*/seed*/*/record.json
+    python -m recipes glue table results/glue/*.json --tasks cola,mrpc,stsb,rte --seeds 1,2,3 --key-dims 384,192,128,64
 
 With --tasks, --seeds and --key-dims, everything that the records lack of this grid is listed as missing.
 """
 
 import argparse
 import statistics
-import sys
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from collab_fairseq.cli.main import guarded
 from collab_fairseq.cli.options import numbers
 from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import number_text
@@ -242,7 +239,3 @@ def markdown(arguments: Sequence[str], folder: str = ".") -> str:
     args = parser.parse_args(arguments)
     grid = Grid(args.tasks, args.seeds, args.key_dims)
     return table([load(path, "study") for path in existing(args.records)], grid)
-
-
-if __name__ == "__main__":
-    sys.exit(guarded("table.py", lambda: sys.stdout.write(markdown(sys.argv[1:])) and 0))

@@ -1,5 +1,4 @@
-#!/usr/bin/env python3
-"""Draw the figures of head analyses from their records: python -m recipes.heads.figures RECORD ...
+"""Draw the figures of head analyses from their records: python -m recipes heads figures RECORD ...
 
 RECORD is NAME.ANALYSIS.json, as written by run.sh. The figure is NAME.ANALYSIS.svg in the same folder, with --pdf also
 NAME.ANALYSIS.pdf. Figures of ablation and pruning share axes and colour scales.
@@ -12,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List
 
-from collab_fairseq.cli.main import guarded
 from collab_fairseq.files import PathLike
 from collab_fairseq.heads import ablation, importance, pruning, redundancy, roles
 from collab_fairseq.records.drawing import WIDTH, FigureFile, add_width_flag
@@ -58,7 +56,3 @@ def main() -> None:
             figure = path.with_suffix(suffix)
             draw(record, FigureFile(figure, args.width or WIDTH), model_name(path, record), compared)
             logger.info("wrote %s", figure)
-
-
-if __name__ == "__main__":
-    sys.exit(guarded("figures.py", main))

@@ -1,9 +1,8 @@
-#!/usr/bin/env python3
 """Time and error of the decomposition against the key dimension, for a Hugging Face encoder: Figure 4 of the paper.
 
-    python -m recipes.reparam.decomposition RECORD.json --model data/all-MiniLM-L6-v2 \\
+    python -m recipes reparam decomposition RECORD.json --model data/all-MiniLM-L6-v2 \\
         --calibration sentences.txt --evaluate data/glue/stsb
-    python -m recipes.reparam.decomposition RECORD.json --figure figure.svg
+    python -m recipes reparam decomposition RECORD.json --figure figure.svg
 
 With --model, everything that the record lacks is measured: the same command resumes an interrupted run. Seconds need a
 quiet core; they are those of all layers, without calibration, evaluation and conversion of the model. Methods:
@@ -32,7 +31,6 @@ import torch
 
 from collab_fairseq.attention.factors import HeadFactors, relative_error
 from collab_fairseq.checkpoints import file_setting
-from collab_fairseq.cli.main import guarded
 from collab_fairseq.cli.options import command, numbers
 from collab_fairseq.files import PathLike
 from collab_fairseq.huggingface import score_weights
@@ -88,7 +86,7 @@ class Decompositions:
             "threads": args.threads,
             "tensorly": importlib.metadata.version("tensorly"),
         }
-        line = command("python -m recipes.reparam.decomposition")
+        line = command("python -m recipes reparam decomposition")
         options: Dict[str, Any] = {"threads": args.threads, "fixed": ("hardware",)}
         self.record = Record("study", NAME, line, settings, args.record, **options)
         self.parafac = functools.lru_cache(maxsize=1)(self._parafac)  # paper and authors share the factors
@@ -241,6 +239,7 @@ def markdown(arguments: Sequence[str], folder: str = ".") -> str:
     if args.model:
         if not (args.calibration and args.evaluate):
             raise UserError("--model needs --calibration and --evaluate")
+        logging.basicConfig(level=logging.INFO, format="decomposition: %(message)s", stream=sys.stderr, force=True)
         Decompositions(args).run(args.methods, args.key_dims, args.seeds)
     elif not args.record.exists():
         return table({})
@@ -248,8 +247,3 @@ def markdown(arguments: Sequence[str], folder: str = ".") -> str:
     if figure:
         draw(record, figure)
     return table(record["parts"])
-
-
-if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="decomposition.py: %(message)s", stream=sys.stderr, force=True)
-    sys.exit(guarded("decomposition.py", lambda: sys.stdout.write(markdown(sys.argv[1:])) and 0))

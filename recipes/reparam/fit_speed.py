@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Time of the decomposition in the shape of BERT-base: this version, an earlier one, and the paper's method.
 
-    git worktree add ../before COMMIT && python -m recipes.reparam.fit_speed fit.json --before ../before
+    git worktree add ../before COMMIT && python -m recipes reparam fit_speed fit.json --before ../before
 
 Layers of 12 standard heads, width 768, with random weights, are decomposed to 256 shared key dimensions. The methods
 take turns in one run, each in its own process. Needs quiet cores. Without --before, prints the table of a record.
@@ -16,7 +15,6 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, Sequence
 
-from collab_fairseq.cli.main import guarded
 from collab_fairseq.cli.options import command, numbers
 from collab_fairseq.records import pages
 from collab_fairseq.records.record import Record, load
@@ -85,7 +83,7 @@ def measure_all(args: argparse.Namespace) -> None:
     words = ["git", "rev-parse", "HEAD"]
     before = subprocess.run(words, cwd=args.before, check=True, capture_output=True, text=True).stdout.strip()
     settings = {"layers": args.layers, "width": WIDTH, "heads": HEADS, "rank": RANK, "before": before}
-    record = Record("study", "fit", command("fit_speed.py"), settings, args.record)
+    record = Record("study", "fit", command("python -m recipes reparam fit_speed"), settings, args.record)
     checkouts = {"before": args.before.resolve(), "after": ROOT, "parafac": ROOT}
     for threads in args.threads:
         runs: Dict[str, Any] = {name: [] for name in checkouts}
@@ -96,7 +94,3 @@ def measure_all(args: argparse.Namespace) -> None:
         for name, measured in runs.items():
             record.parts[f"{name}/{threads}"] = measured
         record.save()
-
-
-if __name__ == "__main__":
-    sys.exit(guarded("fit_speed.py", lambda: sys.stdout.write(markdown(sys.argv[1:])) and 0))

@@ -1,21 +1,18 @@
-#!/usr/bin/env python3
 """Print tables and draw figures from the records of run.sh.
 
-    python -m recipes.reparam.report RECORD... [--time FILE.svg] [--quality FILE.svg]
+    python -m recipes reparam report RECORD... [--time FILE.svg] [--quality FILE.svg]
 
 RECORD is NAME.json of run.sh, for one model or several. --time plots CPU time of the decomposition against the rank
 (Figure 4 of the paper), --quality validation loss against the rank, with and without fine-tuning (Figure 5).
 """
 
 import argparse
-import sys
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
 import pandas
 
-from collab_fairseq.cli.main import guarded
 from collab_fairseq.files import PathLike
 from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import (
@@ -182,7 +179,3 @@ def markdown(arguments: Sequence[str], folder: str = ".") -> str:
     studies = load_studies(args.records)
     draw_figures(studies, args.time, args.quality, args.width or WIDTH)
     return tables(studies)
-
-
-if __name__ == "__main__":
-    sys.exit(guarded("report.py", lambda: sys.stdout.write(markdown(sys.argv[1:])) and 0))

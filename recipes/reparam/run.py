@@ -22,7 +22,7 @@ EPILOG = """After the conversions, converted models are fine-tuned, and the sour
 reparam (for TensorLy) and plots of this project. The same command resumes an interrupted run and skips finished parts.
 OUTPUT contains the record NAME.json; table.md, time.svg and quality.svg, made from it (Figures 4 and 5 of the paper);
 converted and fine-tuned checkpoints. For one table or figure of several models:
-  python -m recipes.reparam.report OUTPUT/*.json OUTPUT2/*.json --time time.svg > table.md"""
+  python -m recipes reparam report OUTPUT/*.json OUTPUT2/*.json --time time.svg > table.md"""
 TRAINING = ["--lr", "0.0005", "--warmup-updates", "30", "--criterion", "label_smoothed_cross_entropy"]
 TRAINING += ["--cpu", "--distributed-world-size", "1", "--save-interval-updates", "50", "--log-interval", "25"]
 

@@ -1,7 +1,7 @@
 """The runner of all recipes: prepare, train, average, translate, score, record.
 
 `python -m recipes NAME [STEP]` and recipes/NAME/run.sh call `cli.main`, unless the folder of the recipe has a program:
-STEP.py (wmt14_en_de/rehearse.py), run.py (heads) or NAME.py (lookup). NAME.yaml has the settings.
+STEP.py (wmt14_en_de/rehearse.py) or run.py (heads). NAME.yaml has the settings.
 
 In the order of a run:
 
@@ -22,5 +22,5 @@ In the order of a run:
 
 For programs of recipes: `finetune` (options and training of a given model), `launch.run_logged` (a child process that
 gets all signals), `programs` (`collab` and fairseq's tools), `progress` and `summary`. They parse options with
-`argparse` and end with `collab_fairseq.cli.main.guarded(NAME, main)`.
+`argparse` in `main`, or in `markdown`, whose result is printed and may be the table of a page.
 """

@@ -118,21 +118,21 @@ def read_run(recipe: str, step: str, argv: List[str]) -> Tuple[DictConfig, Set[s
     if not cfg.recipe.batch_tokens:
         processes = cfg.distributed_training.distributed_world_size
         cfg.recipe.batch_tokens = cfg.dataset.max_tokens * cfg.optimization.update_freq[0] * processes
+    cfg.recipe.nodes = cfg.recipe.nodes or int(os.environ.get("SLURM_JOB_NUM_NODES") or 1)
+    if cfg.recipe.node_rank is None:
+        cfg.recipe.node_rank = int(os.environ.get("SLURM_NODEID") or 0) if cfg.recipe.nodes > 1 else 0
     return cfg, overridden
 
 
 def plan_run(recipe: str, step: str, argv: List[str], cfg: DictConfig) -> RecipeRun:
     """The run that the settings select, and its machine."""
     wanted = cfg.recipe
-    nodes, rank = wanted.nodes or int(os.environ.get("SLURM_JOB_NUM_NODES") or 1), wanted.node_rank
-    if rank is None:
-        rank = int(os.environ.get("SLURM_NODEID") or 0) if nodes > 1 else 0
     machine = Machine(
         device=wanted.device,
         gpus=wanted.gpus or 0,
         default_gpus=wanted.default_gpus or 0,
-        nodes=nodes,
-        node_rank=rank,
+        nodes=wanted.nodes,
+        node_rank=wanted.node_rank,
         master=wanted.master or "",
         threads=wanted.threads or processor.usable_cores(),
         dry_run=wanted.dry_run,

@@ -62,10 +62,6 @@ def open_folder(args: argparse.Namespace, recipe: str, options: Dict[str, Any]) 
     """
     if not re.fullmatch("[A-Za-z0-9_-]+", args.name):
         raise UserError(f"--name must consist of letters, digits, _ and -; got '{args.name}'")
-    if not Path(args.model).is_file():
-        raise UserError(f"there is no checkpoint {args.model}")
-    if not Path(args.data).is_dir():
-        raise UserError(f"there is no data-bin {args.data}")
     references(args.reference)
     folder = Path(args.output or ROOT / "runs" / recipe / args.name)
     data = [path for path in Path(args.data).iterdir() if path.suffix in (".bin", ".idx", ".txt")]

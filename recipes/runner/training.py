@@ -10,8 +10,8 @@ from collab_fairseq.records import environment
 from fairseq_modern.errors import UserError
 from fairseq_modern.fault_tolerance.checkpoints import latest_valid_checkpoint
 from fairseq_modern.fault_tolerance.resuming import START
-from fairseq_modern.files import CHECKSUMS, damaged_files
 
+from . import data
 from .averaging import write_averages
 from .folder import fingerprint
 from .launch import run_logged
@@ -79,24 +79,19 @@ def train_stage(run: RecipeRun, average: Average, step: str, others: Connections
 def train_as_other_node(run: RecipeRun, first: Connections) -> None:
     """Train on a node other than the first. The first node does everything else."""
     run.output.mkdir(parents=True, exist_ok=True)
-    while stage := first.next_stage(lambda: node_identity(run, verify=True)):
+    while stage := first.next_stage(lambda: node_identity(run)):
         average = next(average for average in run.stages() if run.end(average) == stage.end)
         log = run.output / f"train.node{run.machine.node_rank}.log"
         if run_logged(command(run, average, stage.resumes), log, check=first.check):
             raise UserError(f"training failed on this node, see {log}")
 
 
-def node_identity(run: RecipeRun, verify: bool = False) -> Dict[str, Any]:
-    """What must be the same on all nodes of a run: settings, batch, data. `verify`: compare these with checksums."""
-    try:
-        damaged = damaged_files(run.data) if verify else []
-        data = fingerprint(run.data)
-    except OSError as error:
-        raise UserError(f"{run.data / CHECKSUMS} cannot be read: {error.strerror or error}") from error
-    if damaged:
-        raise UserError(f"{run.data / damaged[0]} is missing, damaged or not listed in {CHECKSUMS}")
+def node_identity(run: RecipeRun) -> Dict[str, Any]:
+    """What must be the same on all nodes of a run: settings, batch, data, which are verified first."""
+    data.verify(run)
     machine = {name: getattr(run.machine, name) for name in SAME_ON_ALL_NODES}
-    return {**identity(run.cfg), "stages": [run.end(average) for average in run.stages()], **machine, "data": data}
+    stages = [run.end(average) for average in run.stages()]
+    return {**identity(run.cfg), "stages": stages, **machine, "data": fingerprint(run.data)}
 
 
 def command(run: RecipeRun, average: Average, resumes: bool = False) -> List[str]:

@@ -9,7 +9,6 @@ command resumes an interrupted rehearsal and skips finished steps.
 import argparse
 import logging
 import os
-import shlex
 import sys
 import time
 from pathlib import Path
@@ -42,24 +41,16 @@ def parse() -> argparse.Namespace:
     add("--test", metavar="N", type=positive, default=200, help=text)
     text = "as in the step sweep; none:64 must be the first (default: those of rehearsal.yaml)"
     add("--runs", metavar='"A:N ..."', help=text)
-    text = "only make the archive, and print the environment in which the commands of README.md use it: "
-    add("--by-hand", action="store_true", help=text + f'eval "$({NAME} --by-hand)"')
-    args = parser.parse_args()
-    if args.updates < 10:
-        raise UserError(f"--updates must be at least 10, one per checkpoint; got {args.updates}")
-    return args
+    return parser.parse_args()
 
 
 def main() -> None:
     args = parse()
     show_messages("rehearsal")
-    output = ROOT / "data" / "wmt16_en_de.rehearsal" if args.by_hand else args.output.absolute()
+    output = args.output.absolute()
     miniature, data = output / "miniature", output / "data"
     make_miniature(args, miniature)
     archive, manifest = miniature / "wmt16_en_de.tar.gz", miniature / "manifest.tsv"
-    if args.by_hand:
-        print_environment(archive, manifest, data)
-        return
     prepare = [PYTHON, "-m", "data_prep", "wmt16_en_de", "--archive", archive, "--manifest", manifest]
     run(*prepare, "--output", data)
 
@@ -90,18 +81,6 @@ def make_miniature(args: argparse.Namespace, miniature: Path) -> None:
         sizes = ["--train", args.train, "--valid", args.test, "--test", args.test]
         program = [PYTHON, "-m", "data_prep", "miniature", "wmt16_en_de"]
         run(*program, *sizes, "--output", miniature, stdout=sys.stderr)
-
-
-def print_environment(archive: Path, manifest: Path, data: Path) -> None:
-    """Print shell commands that set the environment for the commands of README.md."""
-    variables = {
-        "RECIPE_CONFIG": HERE / "rehearsal.yaml",
-        "WMT16_EN_DE_ARCHIVE": archive,
-        "WMT16_EN_DE_MANIFEST": manifest,
-        "WMT16_EN_DE_OUTPUT": data,
-    }
-    for name, path in variables.items():
-        sys.stdout.write(f"export {name}={shlex.quote(str(path))}\n")
 
 
 def train_and_kill(folder: Path, options: List[Any], updates: int) -> None:

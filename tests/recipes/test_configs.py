@@ -204,7 +204,7 @@ def test_references_of_a_yaml_file_are_those_of_the_test_set():
         cli.read_run("wmt14_en_de", "evaluate", [*rehearsal, *words])[0].recipe.reference
         for words in ([], ["--valid"], ["--valid", "--reference", "/x"], ["--valid", "recipe.reference=/x"])
     ]
-    assert references == ["data/wmt16_en_de.rehearsal/miniature/references.de", None, "/x", "/x"]
+    assert references == ["runs/wmt14_en_de.rehearsal/miniature/references.de", None, "/x", "/x"]
 
 
 def test_settings_that_follow_from_others(tmp_path):

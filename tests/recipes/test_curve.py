@@ -15,22 +15,23 @@ from tests.common import ROOT, run
 from tests.models.cases import SMALL, same_model
 
 RECIPE = ROOT / "recipes" / "curve"
+PROGRAM = ["bash", RECIPE / "run.sh", "logits_scale"]
 
 
 @pytest.mark.parametrize(("key_dim", "factor", "scale"), [(128, [], 0.25), (256, ["--factor", 0.5], 0.5 * 32**-0.5)])
 def test_logits_scale_sets_scale_of_all_layers(key_dim, factor, scale, tmp_path):
-    run("python", RECIPE / "logits_scale.py", key_dim, tmp_path / "made" / "scaled.pt", *factor)
+    run(*PROGRAM, key_dim, tmp_path / "made" / "scaled.pt", *factor)
     args = Namespace(attention_from=str(tmp_path / "made" / "scaled.pt"))
     inherit_attention(args)
     layer_ids = [f"{site}.{layer}" for site in ("encoder", "cross", "decoder") for layer in range(2)]
     assert args.attention_shapes == {layer_id: {"scale": scale} for layer_id in layer_ids}
     assert (args.collaborative_heads, args.key_dim) == ("none", key_dim)
-    done = run("python", RECIPE / "logits_scale.py", key_dim, tmp_path / "made" / "scaled.pt", check=False)
+    done = run(*PROGRAM, key_dim, tmp_path / "made" / "scaled.pt", check=False)
     assert "scaled.pt already exists" in done.stderr
 
 
 def test_logits_scale_rejects_factor_zero(tmp_path):
-    done = run("python", RECIPE / "logits_scale.py", 256, tmp_path / "zero.pt", "--factor", 0, check=False)
+    done = run(*PROGRAM, 256, tmp_path / "zero.pt", "--factor", 0, check=False)
     assert (done.returncode, "--factor: must be positive" in done.stderr) == (2, True)
     assert not (tmp_path / "zero.pt").exists()
 

@@ -13,8 +13,7 @@ from collab_fairseq.records import drawing
 from collab_fairseq.records.rows import load_run
 from collab_fairseq.scoring.significance import Interval
 from fairseq_modern.errors import UserError
-from recipes import seeds
-from recipes.curve import analysis, figures
+from recipes.curve import analysis, figures, seeds
 from tests.common import ROOT
 from tests.drawn import figures_of, illegible
 

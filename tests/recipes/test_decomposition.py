@@ -14,7 +14,7 @@ pytest.importorskip("tensorly", reason="needs pip install 'collab_fairseq[repara
 
 from collab_fairseq import huggingface as hf  # noqa: E402
 from recipes.glue import table  # noqa: E402
-from recipes.lookup import lookup  # noqa: E402
+from recipes.lookup import run as lookup  # noqa: E402
 from recipes.reparam import decomposition, fit_speed  # noqa: E402
 from tests.common import ROOT  # noqa: E402
 from tests.huggingface.cases import HEADS, WIDTH, make  # noqa: E402

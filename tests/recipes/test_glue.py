@@ -148,7 +148,7 @@ def test_table_is_of_runs_with_equal_settings():
 def test_figure_5(tmp_path):
     pytest.importorskip("matplotlib")
     for name in ("figure.svg", "figure.pdf", "again.pdf"):
-        figure.draw_all(glue_records(), tmp_path / name)
+        figure.draw(glue_records(), tmp_path / name)
     content = (tmp_path / "figure.pdf").read_bytes()
     assert content == (tmp_path / "again.pdf").read_bytes()
     assert b"/Title (Score against the shared key dimension, small)" in content
@@ -158,12 +158,12 @@ def test_figure_5(tmp_path):
     before = text
     records = glue_records()
     records[1]["parts"]["converted/192"]["score"] = 45  # the highest of three: the bar grows, the median stays
-    figure.draw_all(records, tmp_path / "figure.svg")
+    figure.draw(records, tmp_path / "figure.svg")
     assert (tmp_path / "figure.svg").read_text(encoding="utf-8") != before
     for record in records:
         record["parts"] = {"standard": record["parts"]["standard"]}
     with pytest.raises(UserError, match="no record has scores of a converted model"):
-        figure.draw_all(records, tmp_path / "figure.svg")
+        figure.draw(records, tmp_path / "figure.svg")
 
 
 def test_tables_of_head_analyses():
@@ -307,7 +307,7 @@ def test_sequence_fetches_the_tasks_of_its_steps_first(downloads, tmp_path, monk
 
     def step(command, **_):
         began[" ".join(command)] = list(downloads)
-        return SimpleNamespace(returncode=int("recipes.glue.embeddings" in command))
+        return SimpleNamespace(returncode=int("embeddings" in command))
 
     monkeypatch.setattr(sequence.signal, "signal", lambda *_: None)
     monkeypatch.setattr(sequence.subprocess, "run", step)
@@ -343,7 +343,7 @@ def test_sequence_ends_its_step_and_continues(tmp_path):
         (tmp_path / "glue" / "mrpc" / f"{split}.jsonl").write_text(text)
     names = ["mrpc-s1", "importance-mrpc", "ablate-mrpc", "prune-mrpc"]
     folders = ["--model", tmp_path / "input" / "bert", "--data", tmp_path / "glue", "--output", tmp_path / "output"]
-    command = [sys.executable, "-m", "recipes.glue.sequence", *folders, *PAIRS]
+    command = [sys.executable, "-m", "recipes", "glue", "sequence", *folders, *PAIRS]
     options = {"capture_output": True, "text": True, "cwd": ROOT}
     listed = subprocess.run([*command, "--list"], check=True, **options).stdout
     steps = [line.partition(":")[0] for line in listed.splitlines()]
@@ -459,7 +459,7 @@ def test_killed_rehearsal_resumes_to_the_same_result_without_internet(tmp_path, 
     with socket.create_server(("127.0.0.1", 0)) as proxy, open(tmp_path / "log", "w", encoding="utf-8") as log:
         internet = dict.fromkeys(("HTTPS_PROXY", "HTTP_PROXY"), f"http://127.0.0.1:{proxy.getsockname()[1]}")
         command, env = (
-            [sys.executable, "-m", "recipes.glue.run", *SMALL, tmp_path / "killed"],
+            [sys.executable, "-m", "recipes", "glue", *SMALL, tmp_path / "killed"],
             {**os.environ, **internet},
         )
         killed = subprocess.Popen(command, stderr=log, stdout=log, env=env, cwd=ROOT)

@@ -32,19 +32,12 @@ from recipes.runner import cli, settings
 from recipes.runner.settings import DECODING_SECTIONS, USER_DIR, flags
 from tests import warm
 from tests.common import ROOT, run
+from tests.recipes import test_settings
 
 GOLDEN = Path(__file__).parent / "golden"
 RECIPES = ROOT / "recipes"
-#: recipe → names of its YAML files; the empty one is NAME.yaml
-CONFIGS: Dict[str, List[str]] = {
-    "toy": [""],
-    "multi30k": ["", "precision", "table"],
-    "micro_wmt": ["", "rate"],
-    "curve": ["", "converge", "rates"],
-    "iwslt14_de_en": [""],
-    "wmt14_en_de": ["", "rehearsal"],
-    "wmt14_en_de_spm": [""],
-}
+#: recipe → names of its YAML files; the empty one is NAME.yaml. That of own needs a text
+CONFIGS = {recipe: ["", *others] for recipe, others in test_settings.CONFIGS.items() if recipe != "own"}
 #: the digests have all of them for NAME.yaml, the first and the last one for other YAML files
 MACHINES = {
     "cpu": "--device cpu",

@@ -119,8 +119,7 @@ def test_figures_show_names_scores_and_common_axes(tmp_path):
     for name in names:
         for analysis in ("ablate", "prune", "prune-raw"):
             shutil.copy(RECORDS / f"{name}.{analysis}.json", tmp_path)
-    figures = ROOT / "recipes" / "heads" / "figures.py"
-    run("python", figures, "--pdf", *sorted(tmp_path.glob("*.json")))
+    run("python", "-m", "recipes", "heads", "figures", "--pdf", *sorted(tmp_path.glob("*.json")), cwd=ROOT)
     assert len(list(tmp_path.glob("*.pdf"))) == len(list(tmp_path.glob("*.svg"))) == 6
     text = (tmp_path / "convergence-collaborative-32.ablate.svg").read_text()
     assert "<title>Ablation of single heads, convergence-collaborative-32</title>" in text

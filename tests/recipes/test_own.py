@@ -9,7 +9,7 @@ import pytest
 
 from data_prep import own, toy
 from tests.common import ROOT, content, rejected, run
-from tests.recipes.test_settings import TOY, assert_accepted, assert_rejected, call  # noqa: F401  (call: a fixture)
+from tests.recipes.test_settings import assert_accepted, assert_rejected, call  # noqa: F401  (call: a fixture)
 
 RECIPE = ["bash", ROOT / "recipes" / "own" / "run.sh"]
 RECIPE += ["--device", "cpu", "--precision", "fp32", "--threads", 1]
@@ -147,7 +147,8 @@ def test_rejects_corpora_without_enough_pairs_within_the_length_limits(tmp_path,
 @pytest.mark.parametrize(
     ("rank", "steps"), [("0", ["train", "export", "summarise", "print_example"]), ("1", ["train"])]
 )
-def test_only_the_first_node_exports_the_model(rank, steps, tmp_path, monkeypatch):
+@pytest.mark.parametrize("slurm", [False, True])
+def test_only_the_first_node_exports_the_model(slurm, rank, steps, tmp_path, monkeypatch):
     recipe = importlib.import_module("recipes.own.run")
     done = []
     monkeypatch.setattr(recipe.cli, "main", lambda *_: done.append("train"))
@@ -155,7 +156,12 @@ def test_only_the_first_node_exports_the_model(rank, steps, tmp_path, monkeypatc
     for name in ("export", "summarise", "print_example"):
         monkeypatch.setattr(recipe, name, lambda *_, name=name: done.append(name))
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    words = ["--source", "a.en", "a.de", "--output", str(tmp_path / "out"), "--nodes", "2", "--node-rank", rank]
+    words = ["--source", "a.en", "a.de", "--output", str(tmp_path / "out")]
+    if slurm:
+        monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+        monkeypatch.setenv("SLURM_NODEID", rank)
+    else:
+        words += ["--nodes", "2", "--node-rank", rank]
     monkeypatch.setattr("sys.argv", ["run.sh", *words])
     recipe.main()
     assert done == steps
@@ -178,7 +184,7 @@ SOURCE = "--source mine.en mine.de"
         (lambda a, b: b.write_text("eins\n"), SOURCE, "both files must have the same number of lines"),
         (lambda a, b: b.write_bytes(b"1\nzw\xf6lf\n"), SOURCE, "must be UTF-8 text; got other bytes in line 2"),
         (lambda a, b: b.write_bytes(a.read_text().encode("utf-16-le")), SOURCE, "got zero bytes, as in UTF-16"),
-        (lambda a, b: b.unlink(), SOURCE, "there is no file mine.de"),
+        (lambda a, b: b.unlink(), SOURCE, "No such file or directory: 'mine.de'"),
         (lambda *files: [path.write_text("\n" * 700) for path in files], SOURCE, "500 sentence pairs; got 0"),
         (None, "", "--source must be two text files or a folder"),
         (None, "--source a.en b.en", "--languages must be two languages, such as en-de; got 'en-en'"),

@@ -69,7 +69,7 @@ def test_tables_and_figures_include_fine_tuned_models(done):
     assert re.search(rf"\| ours, plain \| R = 1/2 \| [\d.]+ \| {increase:.4f} \| [\d.]+ \| – \|\n", table)
     for figure in ("time.svg", "quality.svg"):
         assert "<svg" in (done / figure).read_text(encoding="utf-8")
-    assert run("python", "-m", "recipes.reparam.report", done / "tiny.json", cwd=ROOT).stdout == table
+    assert run("python", "-m", "recipes", "reparam", "report", done / "tiny.json", cwd=ROOT).stdout == table
 
 
 def test_resumed_study_skips_finished_parts(command, done):
@@ -84,16 +84,16 @@ def test_resumed_study_skips_finished_parts(command, done):
 
 def test_rejects_missing_checkpoints_and_methods_without_checkpoints(tmp_path):
     flags = ["--name", "x", "--data", tmp_path, "--model", tmp_path / "missing.pt"]
-    rejected(run(RECIPE / "run.sh", *flags, check=False), "there is no checkpoint")
+    rejected(run(RECIPE / "run.sh", *flags, check=False), "No such file")
     for words, message in (
         ("--ranks 1/8", "--bleu-ranks must include one of --ranks, 1/8; got none of them"),
         ("--ranks 1/8 --bleu-ranks", "--distill-ranks must include one of --ranks, 1/8; got none of them"),
         ("--ranks 1/2 1/16", "--ranks must be at least 0.125 (methods allocated and distilled)"),
-        ("--methods plain distilled calibrated --ranks 1/2 1/16 --distill-ranks 1/2 --bleu-ranks", "no checkpoint"),
+        ("--methods plain distilled calibrated --ranks 1/2 1/16 --distill-ranks 1/2 --bleu-ranks", "No such file"),
         ("--ranks 1/2 5/4 --methods plain --finetune-updates 0", "--ranks must be above 0 and at most 1; got 5/4"),
         ("--methods plain --bleu-ranks", "--methods must include --finetune-method; got calibrated"),
         ("--distill 0 --finetune-method distilled", "--distill must be positive with --finetune-method distilled"),
-        ("--ranks 1/8 --bleu-ranks --distill 0", "there is no checkpoint"),
+        ("--ranks 1/8 --bleu-ranks --distill 0", "No such file"),
     ):
         rejected(run(RECIPE / "run.sh", *flags, *words.split(), check=False), message)
     failed = run(RECIPE / "run.sh", "--finetune-method", "plain", check=False)

@@ -24,7 +24,6 @@ from recipes.runner.folder import keep_settings
 from tests.common import ROOT, rejected, run
 
 RECIPES = ROOT / "recipes"
-TOY = RECIPES / "toy"
 SCRIPTS = sorted([*RECIPES.glob("*/*.sh"), *(ROOT / "data_prep").glob("*.sh")])
 #: recipe → other YAML files in its folder
 CONFIGS = {
@@ -318,11 +317,6 @@ def test_a_missing_package_is_an_error_before_any_work(call, tmp_path, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_shell_scripts_pass_on_the_exit_status():
-    done = run("bash", TOY / "run.sh", "model.dropout=7", "--dry-run", check=False)
-    assert_rejected(done, "recipes/toy/run.sh: error: model.dropout must be between 0 and 1; got 7")
-
-
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_every_script_has_help_and_rejects_unknown_options(script, tmp_path):
     name, link = script.relative_to(ROOT), tmp_path / "checkout"
@@ -343,26 +337,10 @@ def test_scripts_pass_shellcheck():
     run("shellcheck", "--external-sources", *SCRIPTS, RECIPES / "slurm" / "run.sbatch", cwd=ROOT)
 
 
-@pytest.mark.slow  # the golden commands of some runs of every recipe are not
 @pytest.mark.parametrize("recipe", CONFIGS)
-def test_every_config_variant_and_run_of_a_recipe_is_valid(recipe, call):
-    flags = ["--device", "cpu", "--dry-run"]
-    if recipe == "own":
-        flags += ["task.source_lang=en", "task.target_lang=de"]
-    cli.read_run(recipe, "all", [*flags, "--config", str(RECIPES / recipe / f"{recipe}.yaml")])  # like an edited copy
-    seen = {}
-    for config in ("", *CONFIGS[recipe]):
-        words = [*flags, *(["--config", config] if config else [])]
-        cfg, _ = cli.read_run(recipe, "all", words)
-        if cfg.recipe.stock:
-            cli.read_run(recipe, "all", [*words, "--stock"])
-        for name, text in cfg.recipe.variants.items():
-            if seen.get(name) != text:
-                heads = "none" if text.startswith("model.kv_") else "encoder_cross_decoder"
-                cli.read_run(recipe, "all", [*words, "--heads", heads, "--key-dim", "64", "--variant", name])
-                seen[name] = text
-        if cfg.recipe.runs:
-            assert_accepted(call(recipe, "sweep", "--dry-run", *words))
+def test_a_copy_of_a_yaml_file_is_valid(recipe):
+    words = ["--config", str(RECIPES / recipe / f"{recipe}.yaml"), "task.source_lang=en", "task.target_lang=de"]
+    cli.read_run(recipe, "all", words)
 
 
 @pytest.mark.parametrize("name", ["model.pt", "dict.de.txt", "translation.json", "README.md", "record.json"])

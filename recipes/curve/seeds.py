@@ -1,14 +1,12 @@
-"""How often two runs that differ in the seed only differ significantly: python -m recipes.seeds RECORD ...
+"""How often two runs that differ in the seed only differ significantly: python -m recipes curve seeds RECORD ...
 
 All pairs of such runs are compared by sacreBLEU on each of their test sets, as by `collab score --baseline`.
 """
 
 import itertools
 import re
-import sys
 from typing import Dict, List, Sequence
 
-from collab_fairseq.cli.main import guarded
 from collab_fairseq.records.rows import load_run
 from collab_fairseq.scoring.significance import compare
 
@@ -39,7 +37,3 @@ def markdown(arguments: Sequence[str], folder: str = ".") -> str:
         f"Between runs of our records that differ in the seed only, {significant} of {number} comparisons on one test "
         f"set ({significant / number:.0%}) have p < {ALPHA}; for one setting and test set, {most} of {of_most}.\n"
     ).replace("%", " %")
-
-
-if __name__ == "__main__":
-    sys.exit(guarded("seeds.py", lambda: sys.stdout.write(markdown(sys.argv[1:])) and 0))

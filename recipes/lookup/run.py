@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Lookup: a synthetic task for heads with shared and with disjoint attributes, solved by one attention layer.
 
-    python -m recipes.lookup.lookup RECORD.json
+    python -m recipes lookup RECORD.json
 
 A position has attributes of b bits (±1) and a label. Head i has to find the only position that agrees
 with the query on pair i of attributes, and return its label. The six pairs of *shared* attributes are
@@ -28,7 +27,6 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot, pad
 
 from collab_fairseq.attention import CollaborativeAttention, StandardAttention
-from collab_fairseq.cli.main import guarded
 from collab_fairseq.cli.options import command, positive
 from collab_fairseq.records import pages
 from collab_fairseq.records.record import Record
@@ -149,17 +147,13 @@ def markdown(arguments: Sequence[str], folder: str = ".") -> str:
     parser.add_argument("--seeds", type=positive, default=3, metavar="N", help="number of seeds (default: 3)")
     parser.add_argument("--updates", type=positive, default=2000, metavar="N", help="updates per layer (default: 2000)")
     args = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="lookup.py: %(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.INFO, format="lookup: %(message)s", stream=sys.stderr)
     torch.set_num_threads(1)
     settings = {"bits": BITS, "heads": HEADS, "labels": LABELS, "updates": args.updates, "batch": 128, "lr": 0.01}
-    record = Record("study", "lookup", command("lookup.py"), settings, args.record, threads=1)
+    record = Record("study", "lookup", command("recipes/lookup/run.sh"), settings, args.record, threads=1)
     for seed, key_dim, (task, heads) in itertools.product(range(1, args.seeds + 1), KEY_DIMS, PREDICTED):
         name = f"{task}/{heads}/{key_dim}/{seed}"
         if name not in record.parts:
             result = record.part(name, partial(solve, task, heads, key_dim, seed, args.updates))
             logger.info("%s: %s", name, result)
     return table(record.parts, args.seeds)
-
-
-if __name__ == "__main__":
-    sys.exit(guarded("lookup.py", lambda: sys.stdout.write(markdown(sys.argv[1:])) and 0))
