@@ -26,6 +26,12 @@ def check_writable(*paths: Optional[PathLike]) -> None:
             raise UserError(f"cannot write {name}: cannot create files in {folder} ({error.strerror})") from error
 
 
+def check_new_folder(path: PathLike) -> None:
+    """Raise UserError if the path exists, unless it is an empty folder."""
+    if os.path.lexists(path) and (os.path.islink(path) or not os.path.isdir(path) or os.listdir(path)):
+        raise UserError(f"{os.fspath(path)} already exists and is not an empty folder; choose another output")
+
+
 def write_bytes(data: bytes, path: PathLike) -> None:
     """Write a file atomically: if this fails, `path` remains unchanged."""
     with atomic_write(os.fspath(path)) as stream:

@@ -7,7 +7,6 @@ from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Tuple, Type
 
 import torch
 
-from .attention_type import is_given
 from .collaborative import CollaborativeAttention
 from .errors import AttentionError
 from .grouped import GroupedAttention
@@ -45,6 +44,11 @@ LAYER_SETTINGS: Dict[str, type] = {
     "kv_heads": int,
     "kv_latent_dim": int,
 }
+
+
+def is_given(value: Any) -> bool:
+    """Whether a setting without a default value is given: neither None nor False."""
+    return value is not None and value is not False
 
 
 def parse_sites(text: str, name: str = "--collaborative-heads") -> FrozenSet[str]:

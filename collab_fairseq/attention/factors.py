@@ -33,21 +33,16 @@ class HeadMaps(NamedTuple):
     value: Tensor
 
 
-def is_plain(projection: nn.Module) -> bool:
-    """Whether weight and bias determine what a projection computes, without adapters; hooks aside."""
-    parameters = dict(projection.named_parameters())
-    has_own_weight = type(parameters.get("weight")) is nn.Parameter and parameters.keys() <= {"weight", "bias"}
-    return has_own_weight and "forward" not in vars(projection)
-
-
 def check_plain(*projections: nn.Module) -> None:
-    """Raise AttentionError unless :func:`is_plain`."""
+    """Raise AttentionError unless weight and bias determine what each projection computes; hooks aside."""
     for projection in projections:
-        if not is_plain(projection):
-            parameters = ", ".join(name for name, _ in projection.named_parameters())
+        types = type(projection), type(getattr(projection, "weight", None))
+        # accelerate, which moves inputs between devices, replaces forward and leaves its hook
+        replaced = "forward" in vars(projection) and not hasattr(projection, "_hf_hook")
+        if types != (nn.Linear, nn.Parameter) or replaced:
             raise AttentionError(
-                "a projection must have a weight, a bias and the forward of its class; got "
-                f"{type(projection).__name__} with {parameters}: merge or unload adapters and quantisation"
+                "a projection must be a torch.nn.Linear with Parameter and the forward of its class; got "
+                f"{' with '.join(each.__name__ for each in types)}: merge or unload adapters and quantisation"
             )
 
 
@@ -169,11 +164,6 @@ def standard_heads(query: Tensor, key: Tensor, num_heads: int) -> HeadFactors:
     Raises:
         AttentionError: inconsistent shapes.
     """
-    if num_heads < 1 or query.dim() != 2 or query.size(0) % num_heads != 0 or query.size(0) == 0:
-        raise AttentionError(
-            f"the query weight of {num_heads} standard heads must have shape ({num_heads} · dk, Dq); "
-            f"got {list(query.shape)}"
-        )
     blocks = block_mixing([query.size(0) // num_heads] * num_heads)
     return checked(HeadFactors(query, key, blocks.to(query)), "standard heads")
 

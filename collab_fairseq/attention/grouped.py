@@ -6,7 +6,7 @@ https://arxiv.org/abs/1911.02150.
 
 from typing import Any, ClassVar, Mapping, Optional
 
-from .attention_type import check_groups
+from .layer import check_groups
 from .standard import StandardAttention
 
 

@@ -8,6 +8,7 @@ import contextlib
 import importlib
 from typing import Any, List
 
+from collab_fairseq.files import check_new_folder
 from fairseq_modern.errors import UserError
 
 #: target → its options
@@ -18,8 +19,10 @@ def write(source: Any, target: str, output: Any, **options: Any) -> None:
     """Export ``source`` (:class:`.source.Source`) to the new folder ``output``, for one of `TARGETS`.
 
     Raises:
-        UserError: the target cannot express the model; the message lists the targets that can.
+        UserError: ``output`` exists and is not an empty folder, or the target cannot express the model; the message
+            lists the targets that can.
     """
+    check_new_folder(output)
     try:
         layers = _module(target).check(source)
     except UserError as error:

@@ -18,9 +18,10 @@ from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.attention import IncrementalAttention
 from collab_fairseq.modules.sites import swapped
 from collab_fairseq.translation.tokenizer import require
+from fairseq_modern.files import new_folder
 
 from .readme import Written, write_companion_files
-from .source import Source, output_folder, reject_settings
+from .source import Source, reject_settings
 from .standard_heads import standard_layers
 
 #: fairseq's name → CTranslate2's
@@ -69,7 +70,7 @@ def export(
         "",
         '`ctranslate2.Translator("DIR")` reads and returns tokens of the dictionaries.',
     ]
-    with output_folder(output) as folder:
+    with new_folder(output) as folder:
         spec.save(folder)
         title = f"Translation model for CTranslate2 ({quantization})"
         written = Written(layers, positions)

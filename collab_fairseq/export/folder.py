@@ -28,9 +28,10 @@ from collab_fairseq.training import chunked_loss
 from collab_fairseq.translation.text import byte_unit
 from collab_fairseq.translation.tokenizer import SUBWORD_FILES
 from collab_fairseq.translation.torch_engine import MODEL
+from fairseq_modern.files import new_folder
 
-from .readme import UNCHANGED, Written, write_companion_files
-from .source import Source, output_folder
+from .readme import Written, write_companion_files
+from .source import Source
 
 #: type of the subword model → fairseq's setting for its file
 _FILE_SETTINGS = {"sentencepiece": "sentencepiece_model", "subword_nmt": "bpe_codes"}
@@ -95,7 +96,7 @@ def _without_own_fields(criterion: Any) -> Any:
     return {**{n: value for n, value in criterion.items() if n in known}, "_name": "label_smoothed_cross_entropy"}
 
 
-def write(source: Source, state: Dict[str, Any], output: PathLike, written: Written = UNCHANGED) -> None:
+def write(source: Source, state: Dict[str, Any], output: PathLike, written: Written) -> None:
     """Write a checkpoint made by :func:`portable` to a model folder, with tokenisation files and instructions."""
     card, arch = source.card, state["cfg"]["model"]["arch"]
     flags = f"-s {card.source_lang} -t {card.target_lang}"
@@ -128,6 +129,6 @@ def write(source: Source, state: Dict[str, Any], output: PathLike, written: Writ
     ]
     if (unit := byte_unit(source.trained.task.target_dictionary)) is not None:
         usage += ["", f"fairseq prints byte units such as `{unit}` as they are; `collab translate` joins them."]
-    with output_folder(output) as folder:
+    with new_folder(output) as folder:
         checkpoints.save(state, os.path.join(folder, MODEL))
         write_companion_files(source, folder, "torch", "Translation model", usage, written)

@@ -15,9 +15,10 @@ from collab_fairseq.files import write_json
 from collab_fairseq.modules.sites import swapped
 from collab_fairseq.scoring.text import HYPHENS, base_language
 from collab_fairseq.translation.tokenizer import SUBWORD_FILES, require
+from fairseq_modern.files import new_folder
 
 from .readme import Written, write_companion_files
-from .source import Source, output_folder, reject_settings
+from .source import Source, reject_settings
 from .standard_heads import standard_layers
 
 #: fairseq's names of the activations for which transformers has the same function under the same name
@@ -90,7 +91,7 @@ def export(source: Source, layers: Dict[str, Any], output: PathLike) -> None:
         "The attention is stored as standard heads. Token ids are the line numbers of the dictionaries, after `<s>`,",
         "`<pad>`, `</s>` and `<unk>`. The source ends with `</s>`.",
     ]
-    with output_folder(output) as folder:
+    with new_folder(output) as folder:
         transformers.utils.logging.disable_progress_bar()
         try:
             fsmt.save_pretrained(folder)

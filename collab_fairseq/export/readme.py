@@ -41,12 +41,8 @@ class Written(NamedTuple):
     half: bool = False
 
 
-#: the model itself
-UNCHANGED = Written()
-
-
 def write_companion_files(
-    source: Source, folder: str, engine: str, title: str, usage: List[str], written: Written = UNCHANGED
+    source: Source, folder: str, engine: str, title: str, usage: List[str], written: Written
 ) -> None:
     """Write dictionaries, subword model, record, card and README next to the files of the engine.
 
@@ -68,7 +64,7 @@ def write_companion_files(
     Tokenizer(folder, read_card(folder))  # raises an error if a file cannot be used
 
 
-def readme(source: Source, engine: str, title: str, usage: List[str], written: Written = UNCHANGED) -> str:
+def readme(source: Source, engine: str, title: str, usage: List[str], written: Written) -> str:
     """The README in Markdown.
 
     Args:

@@ -1,9 +1,8 @@
-"""The model to export, with its dictionaries and subword model; output folders that appear atomically."""
+"""The model to export, with its dictionaries and subword model."""
 
-import contextlib
 import os
 from dataclasses import dataclass, replace
-from typing import Any, Collection, Dict, Iterator, Optional, Sequence, Tuple
+from typing import Any, Collection, Dict, Optional, Sequence, Tuple
 
 from fairseq import utils
 
@@ -22,7 +21,6 @@ from collab_fairseq.translation.tokenizer import (
 )
 from collab_fairseq.translation.torch_engine import MODEL
 from fairseq_modern.errors import UserError
-from fairseq_modern.files import new_folder
 
 from .preprocessing import infer
 
@@ -207,22 +205,3 @@ def reject_settings(config: Any, target: str, activations: Collection[str], othe
     if config.activation_fn not in activations:
         known = ", ".join(activations)
         raise UserError(f"the activation in {target} must be one of {known}; got {config.activation_fn}")
-
-
-@contextlib.contextmanager
-def output_folder(path: PathLike) -> Iterator[str]:
-    """As :func:`fairseq_modern.files.new_folder`, with errors for users.
-
-    Raises:
-        UserError: ``path`` exists and is not an empty folder, or it cannot be written.
-    """
-    name = os.path.abspath(path)
-    if os.path.lexists(name) and (os.path.islink(name) or not os.path.isdir(name) or os.listdir(name)):
-        raise UserError(f"{os.fspath(path)} already exists and is not an empty folder; choose another --output")
-    if not os.path.isdir(os.path.dirname(name)):
-        raise UserError(f"cannot write {os.fspath(path)}: there is no folder {os.path.dirname(name)}")
-    try:
-        with new_folder(name) as work:
-            yield work
-    except OSError as error:
-        raise UserError(f"cannot write {os.fspath(path)}: {error}") from error

@@ -1,4 +1,4 @@
-"""Conversion of all attention types to equivalent standard heads (:meth:`.AttentionType.head_maps`).
+"""Conversion of all attention types to equivalent standard heads (:meth:`.AttentionLayer.head_maps`).
 
 Head i with the shared projections W_Q, W_K (D̃k rows), the mixing vector m_i and the content bias v_i has the logits
 

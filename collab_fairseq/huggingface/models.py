@@ -17,7 +17,7 @@ from transformers import AlbertConfig, AutoConfig, BertConfig, DistilBertConfig,
 from transformers.models.auto import modeling_auto
 
 from collab_fairseq.attention import AttentionError
-from collab_fairseq.attention.factors import HeadFactors, ScoreWeights, standard_heads
+from collab_fairseq.attention.factors import HeadFactors, ScoreWeights, check_plain, standard_heads
 from collab_fairseq.attention.masks import multiply_heads
 
 from .layers import COLLABORATIVE, CollaborativeHeads, Shape, names_of
@@ -170,13 +170,7 @@ def score_weights(model: PreTrainedModel) -> Iterator[Tuple[str, ScoreWeights]]:
     for name, layer in attention_layers(model):
         names: Any = names_of(layer)
         query, key = getattr(layer, names.query), getattr(layer, names.key)
-        for part, projection in ((names.query, query), (names.key, key)):
-            found = type(projection), type(getattr(projection, "weight", None))
-            if found != (nn.Linear, nn.Parameter):
-                names_of_types = " with ".join(each.__name__ for each in found)
-                raise AttentionError(
-                    f"{name}: {part} must be a torch.nn.Linear with Parameter; got {names_of_types}: merge or unload it"
-                )
+        check_plain(query, key)
         content: Any = None
         if isinstance(layer, CollaborativeHeads):
             heads = HeadFactors(query.weight, key.weight, layer.mixing)

@@ -8,8 +8,7 @@ import torch
 from fairseq.criterions import CRITERION_REGISTRY
 
 from collab_fairseq.attention import ATTENTION_TYPES, SITES, AttentionLayer
-from collab_fairseq.attention.attention_type import is_given
-from collab_fairseq.attention.attention_types import parse_sites, side_of
+from collab_fairseq.attention.attention_types import is_given, parse_sites, side_of
 from collab_fairseq.checkpoints import model_settings
 from collab_fairseq.modules.attention import build_attention
 from collab_fairseq.modules.head_names import check_heads, parse_heads

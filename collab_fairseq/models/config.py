@@ -29,7 +29,7 @@ def _flag(default: Any, text: str) -> Any:
 class TransformerCollabConfig(TransformerConfig):  # type: ignore[misc]
     """Settings of :class:`.TransformerCollabModel`.
 
-    ``settings`` of an attention type (:class:`.AttentionType`) lists those that its layers take.
+    ``settings`` of an attention type (:class:`.AttentionLayer`) lists those that its layers take.
     """
 
     collaborative_heads: str = _flag(

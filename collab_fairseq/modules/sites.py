@@ -100,12 +100,5 @@ def checkpoint_layers(state: Mapping[str, Any]) -> Dict[str, AttentionLayer]:
 
 def gates_of(model: nn.Module) -> Dict[str, HeadGates]:
     """Layer name (``E:1``) → gates of a model, which may be wrapped for data-parallel training."""
-    site_of = {path: site for site, path in _ATTRIBUTES.items()}
-    gates = {}
-    for name, module in model.named_modules():
-        if isinstance(module, HeadGates):
-            stack, _, path = name.partition(".layers.")  # of module.encoder.layers.0.self_attn.head_gates
-            number, *_, attribute, _ = path.split(".")
-            site = site_of[stack.split(".")[-1], attribute]
-            gates[short_name(f"{site}.{number}")] = module
-    return gates
+    layers = attention_layers(model).items()
+    return {short_name(layer_id): layer.head_gates for layer_id, layer in layers if layer.head_gates is not None}

@@ -28,6 +28,7 @@ from torch.nn import functional as F
 from collab_fairseq.attention import AttentionError
 from collab_fairseq.attention.factors import ScoreWeights
 from collab_fairseq.checkpoints import PathLike, file_setting
+from collab_fairseq.files import check_new_folder
 from collab_fairseq.huggingface import (
     attention_layers,
     check_labels,
@@ -296,6 +297,7 @@ def convert_folder(folder: PathLike, output_folder: PathLike, settings: Settings
         AttentionError, UserError: invalid settings, model or text. Nothing is written.
     """
     began = time.perf_counter()
+    check_new_folder(output_folder)
     source, files = Source.load(folder, settings.device), _small_files(Path(folder))
     origin = dict(score_weights(source.model))
     budget, steps = allocation.parse_budget(settings.budget) if settings.budget else None, Steps(settings)

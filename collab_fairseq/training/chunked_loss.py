@@ -13,7 +13,6 @@ computed once. In float16, gradients need the loss scale, which only the backwar
 again. Padding is skipped. Label smoothing: Szegedy et al. (2016), https://arxiv.org/abs/1512.00567.
 """
 
-import inspect
 import math
 from typing import Any, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
@@ -219,12 +218,9 @@ class ChunkedLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):  # t
     same_state_as = LabelSmoothedCrossEntropyCriterion.__name__  # fairseq_modern resumes a run with either criterion
 
     def check_training(self, trainer: Any) -> None:
-        """Reject models without ``features_only``, and DDP that searches for parameters which only the loss uses."""
+        """Reject other output layers, and DDP that searches for parameters which only the loss uses."""
         cfg, model = trainer.cfg.distributed_training, trainer.get_model()
         tied = output_projection(model).weight is model.decoder.embed_tokens.weight
-        parameters = inspect.signature(model.forward).parameters.values()
-        if not any(p.name == "features_only" or p.kind is p.VAR_KEYWORD for p in parameters):
-            raise UserError(f"--criterion {CRITERION} needs features, which {type(model).__name__} lacks")
         searches = cfg.find_unused_parameters and cfg.ddp_backend in ("c10d", "pytorch_ddp")
         if searches and not tied and trainer.data_parallel_world_size > 1:
             raise UserError(

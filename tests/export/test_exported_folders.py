@@ -16,7 +16,7 @@ import collab_fairseq
 from collab_fairseq import checkpoints
 from collab_fairseq.export import readme as model_card
 from collab_fairseq.export import write
-from collab_fairseq.export.source import output_folder, read_source
+from collab_fairseq.export.source import read_source
 from collab_fairseq.translation import add_text, load_model, translate
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import new_folder, remove_stale_temp_files
@@ -117,13 +117,13 @@ def test_export_removes_folders_of_killed_exports(tmp_path):
     (tmp_path / f"other.{16 * 'a'}.tmp").mkdir()
 
     def export():
-        with output_folder(tmp_path / "folder") as work:
+        with new_folder(tmp_path / "folder") as work:
             Path(work, "weights").write_text("half")
             kill()
 
     check_killed(export)
     assert len(list(tmp_path.iterdir())) == 2
-    with output_folder(tmp_path / "folder") as slow:
+    with new_folder(tmp_path / "folder") as slow:
         assert remove_stale_temp_files(str(tmp_path), "folder") == []
         assert os.path.isdir(slow)  # the process is alive
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", f"other.{16 * 'a'}.tmp"]
@@ -272,7 +272,7 @@ def test_commands_take_a_checkpoint_or_its_folder(models, tmp_path):
 def test_readme_names_a_factor_of_the_logits():
     published = ROOT / "results" / "models"
     for name, factor in (("convergence-standard-256", True), ("multi30k-standard-128", False)):
-        text = model_card.readme(read_source(published / name), "torch", "Translation model", [])
+        text = model_card.readme(read_source(published / name), "torch", "Translation model", [], model_card.Written())
         assert ("32 each, attention logits × 0.62\n" in text) == factor
         assert ("32 each\n" in text) != factor
 

@@ -245,10 +245,7 @@ def test_rejects_unsuitable_models_layers_calibration_and_attention():
         (qwen, "must be one of bert, distilbert, albert, marian; got qwen3"),
         (roberta, "must be one of bert, distilbert, albert, marian; got roberta"),
         (nn.Linear(2, 2), "must be a PreTrainedModel of transformers; got Linear"),
-        (
-            broken,
-            r"encoder\.layer\.1\.attention\.self: key must be a torch\.nn\.Linear .*; got Sequential with NoneType",
-        ),
+        (broken, r"must be a torch\.nn\.Linear .*; got Sequential with NoneType"),
     ):
         with pytest.raises(AttentionError, match=message):
             to_collaborative(model, 16)

@@ -156,5 +156,5 @@ def test_rejects_bad_factors_and_options():
     ):
         with pytest.raises(AttentionError, match=message):
             decompose(standard()._replace(**factors), rank, **options)
-    with pytest.raises(AttentionError, match=r"5 standard heads must have shape \(5 · dk, Dq\)"):
+    with pytest.raises(AttentionError, match=r"standard heads: mixing must have shape \(H, 24\); got \[5, 20\]"):
         standard_heads(normal(24, 20), normal(24, 20), 5)

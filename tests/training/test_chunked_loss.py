@@ -209,26 +209,3 @@ def test_rejects_search_for_unused_parameters_that_misses_the_output_layer(tied,
     criterion = ChunkedLabelSmoothedCrossEntropy(Task(), sentence_avg=False, label_smoothing=0.1)
     with pytest.raises(UserError) if rejected else contextlib.nullcontext():
         criterion.check_training(trainer)
-
-
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("transformer", None),
-        ("keywords", None),  # as fairseq's language models
-        ("transformer_align", "needs features, which TransformerAlignModel lacks"),
-        ("sharded", "--ddp-backend fully_sharded splits"),
-    ],
-)
-def test_rejects_models_that_cannot_return_features(kind, message):
-    cfg = SimpleNamespace(distributed_training=SimpleNamespace(find_unused_parameters=False, ddp_backend="c10d"))
-    if kind == "sharded":
-        model = FullyShardedDataParallel.__new__(FullyShardedDataParallel)
-    else:
-        model = build("transformer_align" if kind == "transformer_align" else "transformer", **SMALL)
-    if kind == "keywords":
-        model.forward = lambda src_tokens, **options: None
-    trainer = SimpleNamespace(cfg=cfg, data_parallel_world_size=1, get_model=lambda: model)
-    criterion = ChunkedLabelSmoothedCrossEntropy(Task(), sentence_avg=False, label_smoothing=0.1)
-    with pytest.raises(UserError, match=message) if message else contextlib.nullcontext():
-        criterion.check_training(trainer)
