@@ -12,8 +12,7 @@ import contextlib
 import os
 from typing import Any, Iterator, List
 
-from fairseq_modern.early_validation import replaced
-from fairseq_modern.patching import step
+from fairseq_modern.patching import replaced, step
 
 SCORE = r"(\d+\.?\d*)"
 

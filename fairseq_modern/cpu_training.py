@@ -4,21 +4,15 @@ Check: the training run has `--cpu`. While it runs, torch reports that no GPU is
 """
 
 import contextlib
-from typing import Any, Iterator
+from typing import Any
 
 import torch
 
-from fairseq_modern.patching import step
+from fairseq_modern.patching import replaced, step
 
 
 @step(contextlib.nullcontext())
-@contextlib.contextmanager
-def without_gpus(cfg: Any) -> Iterator[None]:
+def without_gpus(cfg: Any) -> Any:
     """Hide GPUs from the block if a configuration has `--cpu`."""
-    is_available = torch.cuda.is_available
-    if getattr(cfg, "common", cfg).cpu:  # fairseq converts a namespace later
-        torch.cuda.is_available = lambda: False
-    try:
-        yield
-    finally:
-        torch.cuda.is_available = is_available
+    is_on_cpu = getattr(cfg, "common", cfg).cpu  # fairseq converts a namespace later
+    return replaced(torch.cuda, is_available=lambda: False) if is_on_cpu else contextlib.nullcontext()

@@ -20,22 +20,11 @@ import numpy
 
 from fairseq_modern import empty_translations
 from fairseq_modern.errors import UserError
-from fairseq_modern.patching import names, step
+from fairseq_modern.patching import names, replaced, step
 
 logger = logging.getLogger(__name__)
 
 HIGHER_IS_BETTER = ("bleu", "accuracy")
-
-
-@contextlib.contextmanager
-def replaced(owner: Any, **values: Any) -> Iterator[None]:
-    """Set attributes of an object or module, and restore them at the end."""
-    originals = {name: getattr(owner, name) for name in values}
-    vars(owner).update(values)
-    try:
-        yield
-    finally:
-        vars(owner).update(originals)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,10 @@
-"""Tools for patches: detect a defect, wrap a function, override names of a module for one other module."""
+"""Tools for patches: detect a defect, wrap a function, override names for one other module or for a block."""
 
+import contextlib
 import functools
 import inspect
 from types import CodeType, ModuleType
-from typing import Any, Callable, Set, TypeVar
+from typing import Any, Callable, Iterator, Set, TypeVar
 
 import fairseq_modern
 from fairseq_modern import fault_tolerance
@@ -37,6 +38,17 @@ def wrap(owner: Any) -> Callable[[F], F]:
         return function
 
     return decorate
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, **values: Any) -> Iterator[None]:
+    """Set attributes of an object or module, and restore them at the end."""
+    originals = {name: getattr(owner, name) for name in values}
+    vars(owner).update(values)
+    try:
+        yield
+    finally:
+        vars(owner).update(originals)
 
 
 class StandIn(ModuleType):

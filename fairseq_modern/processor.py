@@ -1,13 +1,10 @@
 """The CPU: its name, the cores that this process may use, and whether it has native bf16 support. Needs no torch."""
 
-import functools
 import os
 import platform
 import re
 import subprocess
 from typing import List
-
-from fairseq_modern.errors import UserError
 
 #: environment variable, `none` or `some`: overrides what the CPU reports, to test the behaviour on another CPU
 ASSUMED = "CPU_BFLOAT16_UNITS"
@@ -15,7 +12,6 @@ ASSUMED = "CPU_BFLOAT16_UNITS"
 BFLOAT16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512", "bf16": "Arm", "FEAT_BF16": "Arm"}
 
 
-@functools.lru_cache(maxsize=1)
 def flags() -> frozenset[str]:
     """Return the CPU's feature flags as the kernel reports them; none if unknown."""
     if platform.system() == "Darwin":
@@ -26,7 +22,6 @@ def flags() -> frozenset[str]:
     return frozenset(match.group(1).split() if match else ())
 
 
-@functools.lru_cache(maxsize=1)
 def name() -> str:
     """Return the CPU's name, or its architecture if it has none."""
     match = re.search(r"^model name\s*:(.*)$", read("/proc/cpuinfo"), re.MULTILINE)
@@ -47,15 +42,11 @@ def bfloat16_units() -> List[str]:
 
     The environment variable CPU_BFLOAT16_UNITS overrides the result; torch emulates missing instructions.
     """
-    assumed = os.environ.get(ASSUMED, "")
-    if assumed not in ("", "none", "some"):
-        raise UserError(f"{ASSUMED} must be none or some; got {assumed!r}")
+    assumed, present = os.environ.get(ASSUMED), flags()
     if assumed == "none":
         return []
-    units = list(dict.fromkeys(unit for flag, unit in BFLOAT16.items() if flag in flags()))
-    if assumed == "some" and not units:
-        return ["emulated"]
-    return units
+    units = list(dict.fromkeys(unit for flag, unit in BFLOAT16.items() if flag in present))
+    return units or ["emulated"] * (assumed == "some")
 
 
 def usable_cores() -> int:

@@ -36,7 +36,7 @@ from fairseq_modern.fault_tolerance import (
     stopping,
     workers,
 )
-from fairseq_modern.patching import StandIn, wrap
+from fairseq_modern.patching import StandIn, replaced, wrap
 
 
 def patch_distributed(module: ModuleType) -> None:
@@ -160,12 +160,9 @@ def patch_trainer(module: Any) -> None:
 
         utils = module.checkpoint_utils
         resuming.check_exists(self, filename)
-        module.checkpoint_utils = StandIn(utils, load_checkpoint_to_cpu=load_checkpoint_to_cpu)
-        try:
-            resets = reset_optimizer, reset_lr_scheduler, optimizer_overrides, reset_meters
+        resets = reset_optimizer, reset_lr_scheduler, optimizer_overrides, reset_meters
+        with replaced(module, checkpoint_utils=StandIn(utils, load_checkpoint_to_cpu=load_checkpoint_to_cpu)):
             extra_state = original(self, filename, *resets)
-        finally:
-            module.checkpoint_utils = utils
         store_ema.restore_counter(self, extra_state)
         patience.restore(extra_state, reset_optimizer, reset_meters)
         meters.restore(extra_state, reset_meters)

@@ -1,12 +1,5 @@
 """Analyse, prune and gate the attention heads of a translation model, standard or collaborative.
 
-    collab heads redundancy   captured energy of the query and key projections
-    collab heads importance   sensitivity of the loss to each head
-    collab heads ablate       BLEU without each head and with only that head
-    collab heads prune        BLEU and loss as more heads are masked; removal of heads
-    collab heads gates        heads closed by stochastic gates; removal of these heads
-    collab heads roles        confidence, position, rare words, syntax and relevance
-
 Checkpoints are those of fairseq's transformer and of transformer_collab; redundancy, importance,
 ablate and prune also take Hugging Face model folders. Head names follow Michel et al. (2019): E:1:3,5 means
 heads 3 and 5 of the first encoder layer; A is encoder-decoder attention and D decoder

@@ -140,10 +140,9 @@ def _prune_fairseq(args: argparse.Namespace, names: List[str]) -> Tuple[Record, 
             settings.update(settings_of_tests(trained, tests), ranking=args.ranking, loss=args.split)
             record = _record(args, "prune", settings, trained.device)
         prefix = f"{name}/" if len(names) > 1 else ""
-        with record.within(prefix):
-            orders = _orders(args, record.part("importance", partial(_importance, args, trained)))
-            pruning.prune(trained, orders, record, tests=tests, loss_split=args.split)
-            curves += [prefix + order for order in orders]
+        orders = _orders(args, record.part(f"{prefix}importance", partial(_importance, args, trained)))
+        pruning.prune(trained, orders, record, tests=tests, loss_split=args.split, prefix=prefix)
+        curves += [prefix + order for order in orders]
     return record, curves
 
 

@@ -96,8 +96,8 @@ def run(args: argparse.Namespace) -> int:
     check_writable(args.json)
     args.checkpoint = options.checkpoint(args.checkpoint)
     if args.json:
-        inputs = (args.checkpoint, args.calibration, args.distill_text, *(file for _, file in args.reference))
-        options.check_distinct(args.json, *filter(None, inputs))
+        texts = (args.calibration, args.distill_text, args.evaluate, *(file for _, file in args.reference))
+        options.check_distinct(args.json, args.checkpoint, *(text for text in texts if isinstance(text, str)))
         if os.path.realpath(args.json) == os.path.realpath(args.output):
             raise UserError(f"--json and --output must be two files; got {args.json} for both")
     args.device = options.choose_device(args)
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.evaluate and args.evaluate is not True:
         raise UserError(f"--evaluate TEXT is for Hugging Face folders; got {args.evaluate} for a checkpoint")
     record = convert(args.checkpoint, args.output, settings, options.command())
+    sys.stdout.write(table(record.parts))
     if args.json:
         write_json(record.content, args.json)
-    sys.stdout.write(table(record.parts))
     return 0

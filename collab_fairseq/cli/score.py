@@ -91,12 +91,12 @@ def run(args: argparse.Namespace) -> int:
         lines += [*_lines(args.baseline, other), *_comparison_lines(comparison, names)]
         content["baseline"] = baseline
         content["comparison"] = {**comparison._asdict(), "method": significance.METHOD}
+    sys.stdout.write("\n".join(lines) + "\n")
     if args.json:
         write_json(content, args.json)
     if args.hypotheses:
         text = "".join(f"{line}\n" for line in read_translations(args.logs).hypotheses)
         write_bytes(gzip.compress(text.encode("utf-8"), mtime=0), args.hypotheses)
-    sys.stdout.write("\n".join(lines) + "\n")
     return 0
 
 

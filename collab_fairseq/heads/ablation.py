@@ -5,7 +5,7 @@ Michel, Levy, Neubig (2019), https://arxiv.org/abs/1905.10650, section 3. Maskin
 
 import logging
 from functools import partial
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence
 
 import numpy
 
@@ -44,10 +44,9 @@ class TestSet(NamedTuple):
     search: Mapping[str, Any]
 
 
-def evaluate(trained: TrainedModel, test: TestSet, without: Optional[Heads] = None) -> Dict[str, Any]:
-    """:func:`bleu_result` of the model, without some heads."""
-    with masked(attention_layers(trained.model), without or {}):
-        return bleu_result(score(trained, test.split, test.references, **test.search))
+def evaluate(trained: TrainedModel, test: TestSet) -> Dict[str, Any]:
+    """:func:`bleu_result` of the model in its present state."""
+    return bleu_result(score(trained, test.split, test.references, **test.search))
 
 
 def bleu_result(scored: RawScore) -> Dict[str, Any]:
@@ -55,9 +54,9 @@ def bleu_result(scored: RawScore) -> Dict[str, Any]:
     return {"score": scored.bleu.score, "signature": scored.bleu.signature, "statistics": scored.statistics}
 
 
-def with_all_heads(trained: TrainedModel, test: TestSet, record: Record) -> Dict[str, Any]:
-    """:func:`evaluate` with all heads; it is ``whole/SPLIT`` in the record."""
-    return record.part(f"whole/{test.split}", lambda: evaluate(trained, test))  # type: ignore[no-any-return]
+def with_all_heads(trained: TrainedModel, test: TestSet, record: Record, prefix: str = "") -> Dict[str, Any]:
+    """:func:`evaluate` with all heads; it is ``whole/SPLIT`` in the record, after a prefix."""
+    return record.part(f"{prefix}whole/{test.split}", lambda: evaluate(trained, test))  # type: ignore[no-any-return]
 
 
 def compare(system: Mapping[str, Any], baseline: Mapping[str, Any]) -> Dict[str, Any]:

@@ -18,7 +18,7 @@ from fairseq_modern.errors import UserError
 
 from .ablation import ablate_split, bleu_result, compare
 from .importance import Batch, measure
-from .pruning import PERCENTAGES, prune_in_order
+from .pruning import prune_in_order
 
 #: keyword arguments of the model for N examples, with ``labels``
 Inputs = Dict[str, Tensor]
@@ -177,13 +177,7 @@ def ablate(loaded: Loaded, record: Record, *, beam: int = 5, lenpen: float = 1.0
 
 
 def prune(
-    loaded: Loaded,
-    orders: Mapping[str, Sequence[str]],
-    record: Record,
-    *,
-    beam: int = 5,
-    lenpen: float = 1.0,
-    percentages: Sequence[int] = PERCENTAGES,
+    loaded: Loaded, orders: Mapping[str, Sequence[str]], record: Record, *, beam: int = 5, lenpen: float = 1.0
 ) -> None:
     """:func:`.pruning.prune_in_order` for every order, on the test set ``text`` (:func:`evaluation`)."""
     evaluate, compare_results = evaluation(loaded, beam, lenpen)
@@ -194,7 +188,7 @@ def prune(
         return {"loss": loss(loaded), "tests": {"text": comparison}}
 
     for name, order in orders.items():
-        prune_in_order(record, name, order, loaded.layers, measure, percentages)
+        prune_in_order(record, name, order, loaded.layers, measure)
 
 
 def compare_answers(system: Mapping[str, Any], baseline: Mapping[str, Any]) -> Dict[str, float]:

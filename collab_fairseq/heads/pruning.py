@@ -58,10 +58,13 @@ def prune(
     *,
     tests: Sequence[TestSet],
     loss_split: str,
-    percentages: Sequence[int] = PERCENTAGES,
+    prefix: str = "",
 ) -> None:
-    """:func:`prune_in_order` for every order, with the loss on ``loss_split`` and the BLEU of all test sets."""
-    baselines = {test.split: with_all_heads(trained, test, record) for test in tests}
+    """:func:`prune_in_order` for every order, with the loss on ``loss_split`` and the BLEU of all test sets.
+
+    ``prefix``: of the names of all parts.
+    """
+    baselines = {test.split: with_all_heads(trained, test, record, prefix) for test in tests}
 
     def measure(heads: Heads) -> Dict[str, Any]:
         mean = loss(trained, loss_split, max_tokens=tests[0].search.get("max_tokens", 4000))
@@ -72,7 +75,7 @@ def prune(
         return {"loss": mean.loss, "nll_loss": mean.nll_loss, "tests": scores}
 
     for name, order in orders.items():
-        prune_in_order(record, name, order, attention_layers(trained.model), measure, percentages)
+        prune_in_order(record, prefix + name, order, attention_layers(trained.model), measure)
 
 
 def prune_in_order(
@@ -81,7 +84,6 @@ def prune_in_order(
     order: Sequence[str],
     layers: Layers,
     measure: Callable[[Heads], Dict[str, Any]],
-    percentages: Sequence[int] = PERCENTAGES,
 ) -> None:
     """Add ``NAME/PERCENT`` to the record: masked ``heads``, heads ``left``, and what ``measure`` returns.
 
@@ -99,7 +101,7 @@ def prune_in_order(
             results = measure(heads)
         return {"heads": describe(heads), "left": len(order) - sum(map(len, heads.values())), **results}
 
-    for percent in percentages:
+    for percent in PERCENTAGES:
         heads = least_important(order, percent)
         part = record.part(f"{name}/{percent}", partial(of_masked, heads))
         if part["heads"] != describe(heads):  # random orders of other sites have the same names

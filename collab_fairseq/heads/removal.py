@@ -156,8 +156,6 @@ def _check_removable(removed: Heads, layers: Mapping[str, AttentionLayer], empty
     counts = head_counts(layers)
     check_heads(removed, counts)
     empty = [short_name(layer_id) for layer_id, members in removed.items() if len(members) == counts[layer_id]]
-    if len(empty) == len(layers) and not empty_layers:
-        raise UserError("all heads of the model would be removed; keep one, or allow it with --empty-layers")
     if empty and not empty_layers:
         raise UserError(f"{', '.join(empty)} would lose all heads; keep one, or allow it with --empty-layers")
     check_separate({layer_id: layers[layer_id] for layer_id in removed})

@@ -45,6 +45,7 @@ MARKS = {"standard": "ovPX", "collaborative": "s^D*", "encoder": "^", "cross": "
 DASHES = ("-", "--", ":", "-.")
 #: colour maps of signed numbers, of unsigned numbers and of layers
 DIVERGING, SEQUENTIAL, LAYERS = "RdBu_r", "Blues", "viridis"
+SUFFIXES = (".png", ".svg", ".pdf")
 SMALL = 8.0  # points
 STYLE: Dict[str, Any] = {
     "font.family": ["sans-serif"],  # fallback if the next one is missing; other fonts are narrower
@@ -158,8 +159,11 @@ def check_figure(path: Optional[PathLike]) -> None:
     if path is None:
         return
     check_writable(path)
-    if Path(path).suffix.lower() not in (".png", ".svg", ".pdf"):
+    if Path(path).suffix.lower() not in SUFFIXES:
         raise UserError(f"--figure must end in .png, .svg or .pdf; got {os.fspath(path)}")
+    text = Path(path).with_suffix(".txt")
+    if text.exists() and not any(text.with_suffix(suffix).exists() for suffix in SUFFIXES):
+        raise UserError(f"the caption of {os.fspath(path)} would replace {text}; choose another name")
     check_packages("figures", "matplotlib")
 
 

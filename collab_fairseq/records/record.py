@@ -16,13 +16,12 @@ A record may grow part by part and is saved after each part. Absolute paths in c
 """
 
 import argparse
-import contextlib
 import json
 import math
 import os
 import re
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Optional, Sequence
+from typing import Any, Callable, Dict, Optional, Sequence
 
 from collab_fairseq.files import PathLike, check_writable, write_json
 from collab_fairseq.records import environment
@@ -83,7 +82,6 @@ class Record:
         if path is not None and os.path.exists(path):
             self._continue(load(path, kind, name), os.fspath(path), fixed)
         self.parts: Dict[str, Any] = self.content["parts"]
-        self._group = ""
 
     def _continue(self, earlier: Dict[str, Any], path: str, fixed: Sequence[str]) -> None:
         before, now = ({**{f: c[f] for f in fixed}, **c["settings"]} for c in (earlier, self.content))
@@ -98,20 +96,10 @@ class Record:
 
     def part(self, key: str, compute: Callable[[], Any]) -> Any:
         """Return a part; compute and save it if the record does not have it."""
-        key = self._group + key
         if key not in self.parts:
             self.parts[key] = compute()
             self.save()
         return self.parts[key]
-
-    @contextlib.contextmanager
-    def within(self, group: str) -> Iterator[None]:
-        """Prefix the names of all parts with ``group``."""
-        self._group, before = group, self._group
-        try:
-            yield
-        finally:
-            self._group = before
 
     def save(self) -> None:
         """Write the file atomically."""

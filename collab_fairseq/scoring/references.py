@@ -2,7 +2,6 @@
 
 import codecs
 import gzip
-import io
 import os
 import zlib
 from typing import List, NamedTuple, Optional, Sequence, Sized
@@ -11,8 +10,6 @@ from collab_fairseq.scoring import bleu, text
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import PathLike
 
-#: a gzipped file may unpack to at most this many times its size or this many bytes, whichever is larger
-_MAX_RATIO, _MIN_LIMIT = 20, 1 << 30
 #: number of bytes that show the encoding
 _START = 4096
 #: UTF-32 before UTF-16, whose mark it begins with
@@ -49,10 +46,7 @@ def read_content(path: PathLike, what: str) -> bytes:
         with open(path, "rb") as stream:
             content = stream.read()
         if content.startswith(b"\x1f\x8b"):
-            limit = max(_MIN_LIMIT, _MAX_RATIO * len(content))
-            content = gzip.GzipFile(fileobj=io.BytesIO(content)).read(limit + 1)
-            if len(content) > limit:
-                raise UserError(f"{what} {os.fspath(path)} must have at most {limit:,} bytes when unpacked; got more")
+            content = gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"cannot read {what} {os.fspath(path)}: {reason}") from error

@@ -112,28 +112,21 @@ def bootstrap_interval(statistics: Any, score: Score) -> Tuple[float, float]:
     return float(low), float(high)
 
 
-def paired_bootstrap(
-    system: Any,
-    baseline: Any,
-    score: Score = SCORES["sacreBLEU"],
-    samples: int = SAMPLES,
-    seed: int = SEED,
-) -> Comparison:
-    """Compare two systems on the same sentences, in the same order.
+def paired_bootstrap(system: Any, baseline: Any, samples: int = SAMPLES, seed: int = SEED) -> Comparison:
+    """Compare the sacreBLEU of two systems on the same sentences, in the same order.
 
     The differences d_b of the resamples scatter around their mean as the measured difference d scatters around the true
     one. The p-value is (#{|d_b − mean| ≥ |d|} + 1) / (samples + 1). The interval is d ± c, where 5 % of the d_b are at
     least c away from their mean.
 
     Args:
-        system, baseline: (S, K) statistics of S sentences, for example from `load`.
-        score: maps N rows of sums (N, K) to their scores (N).
+        system, baseline: (S, K) statistics of S sentences, from `load`.
         samples: number of resamples; at least 19 for a test at the 5 % level.
     """
     ours, theirs = (numpy.asarray(statistics, dtype=float) for statistics in (system, baseline))
     if ours.shape != theirs.shape:
         raise ValueError(f"both statistics must have the same shape; got {ours.shape} and {theirs.shape}")
-    weights = resamples(len(ours), samples, seed)
+    weights, score = resamples(len(ours), samples, seed), SCORES["sacreBLEU"]
     everything = numpy.ones((1, len(ours)))
     difference = float((score(everything @ ours) - score(everything @ theirs))[0])
     drawn = score(weights @ ours) - score(weights @ theirs)
@@ -222,7 +215,10 @@ def _entry(evaluation: Mapping[str, Any], name: str, metric: str) -> Mapping[str
 
 
 def _check_signatures(evaluations: Sequence[Mapping[str, Any]], metric: str, names: Sequence[str]) -> None:
-    signatures = [_entry(*each, metric).get("signature") for each in zip(evaluations, names, strict=True)]
+    entries = [_entry(*each, metric) for each in zip(evaluations, names, strict=True)]
+    signatures = [entry.get("signature") for entry in entries]
+    if metric in ("tokenised BLEU", "compound-split BLEU"):  # the signature does not cover the tokenisation
+        signatures = [entry.get("compared", "").partition("; references")[0] for entry in entries]
     _check_equal("signatures", list(zip(names, signatures, strict=True)))
 
 

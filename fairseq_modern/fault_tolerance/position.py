@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, Dict
 
 from fairseq_modern import fault_tolerance
-from fairseq_modern.patching import step, wrap
+from fairseq_modern.patching import replaced, step, wrap
 
 logger = logging.getLogger(__name__)
 
@@ -93,9 +93,6 @@ def patch_iterator(module: ModuleType) -> None:
     def _get_iterator_for_epoch(original, self, *args, **options):
         if not (self.skip_remainder_batch and fault_tolerance.is_on()):
             return original(self, *args, **options)
-        self.skip_remainder_batch = False
-        try:
+        with replaced(self, skip_remainder_batch=False):
             iterator = original(self, *args, **options)
-        finally:
-            self.skip_remainder_batch = True
         return None if iterator is None else iterator.take(len(iterator) - 1)

@@ -33,6 +33,7 @@ def test_prints_a_table(files):
         ("--columns 'sacrebleu x'", "no record has sacreBLEU of x; expected one of test_a, test_b"),
         ("--baseline x", "the baseline must be one of none-None-s1"),
         ("--figure x.eps", "must end in .png, .svg or .pdf; got x.eps"),
+        ("--figure notes.svg", "the caption of notes.svg would replace notes.txt"),
         ("--figure x.png --y chrf", "--y needs --x parameters or --x wall_time"),
         ("empty.json", "empty.json must be a training record (schema 1); got no record"),
     ],
@@ -40,6 +41,7 @@ def test_prints_a_table(files):
 def test_errors_are_one_line(files, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     write_json({"schema": 1}, tmp_path / "empty.json")
+    (tmp_path / "notes.txt").touch()
     assert message in collab(*files, *shlex.split(arguments), status=1)
 
 

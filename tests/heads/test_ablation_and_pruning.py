@@ -97,7 +97,7 @@ def test_unused_shared_dimensions_are_removed(states, tiny_data):
 def test_rejects_impossible_removals(states):
     for heads, message in (
         ("", "there are no heads to remove"),
-        ("E:1:1,2 A:1:1,2 D:1:1,2", "all heads of the model would be removed"),
+        ("E:1:1,2 A:1:1,2 D:1:1,2", "E:1, A:1, D:1 would lose all heads"),
         ("D:1:3", "D:1:3 names head 3, but D:1 has 2 heads"),
     ):
         with pytest.raises(UserError, match=message):
@@ -142,13 +142,14 @@ def test_report_has_all_heads_of_test_sets_with_different_heads():
         assert "correlation of the differences on the two sets (Pearson): all 1.00, E 1.00\n" in report
 
 
-def test_pruning_measures_the_masked_model(states, references, tiny_data):
+def test_pruning_measures_the_masked_model(states, references, tiny_data, monkeypatch):
     trained = load(states["collaborative"], tiny_data, double=False)
     test = TestSet("test", references, {"sentences": 12})
     ranks = {head: float(rank) for rank, head in enumerate(HEADS)}
     record = Record("heads", "prune", "collab", {})
     orders = {"all": pruning.by_ascending_importance(ranks, ["encoder", "cross", "decoder"])}
-    pruning.prune(trained, orders, record, tests=[test], loss_split="valid", percentages=(0, 50))
+    monkeypatch.setattr(pruning, "PERCENTAGES", (0, 50))
+    pruning.prune(trained, orders, record, tests=[test], loss_split="valid")
     points = pruning.pruning_points(record.parts)["all"]
     assert points[50]["heads"] == "E:1:1,2 A:1:1"
     assert points[50]["left"] == 3

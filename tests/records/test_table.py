@@ -1,5 +1,6 @@
 """Tables and comparisons from records, against separately computed numbers."""
 
+import itertools
 import random
 
 import numpy
@@ -114,6 +115,16 @@ def test_seeds_of_a_row_have_the_same_signature(runs, statistics):
         UserError, match=r"must have the same signatures; got (nrefs.* and tok:none|tok:none and nrefs)"
     ):
         table.markdown_table(runs, columns=["sacrebleu"])
+
+
+def test_seeds_of_a_row_have_the_same_tokenisation(runs):
+    forms = ("moses 0.1; references: a", "moses 0.1; references: b", "moses 0.2; references: a")
+    for run, form in zip(runs, itertools.cycle(forms[:2])):
+        run["scores"]["test_a"]["scores"].insert(0, {"metric": "tokenised BLEU", "score": 30.0, "compared": form})
+    table.markdown_table(runs, columns=["tokenised test_a"])
+    runs[0]["scores"]["test_a"]["scores"][0]["compared"] = forms[2]
+    with pytest.raises(UserError, match=r"must have the same signatures; got moses 0\.[12] and moses 0\.[12]"):
+        table.markdown_table(runs, columns=["tokenised test_a"])
 
 
 def test_reports_missing_values(runs):

@@ -357,6 +357,7 @@ def test_bad_input_is_one_sentence_and_writes_nothing(place, tmp_path):
         ([place / "encoder", "--key-dim", 8, "--evaluate", tmp_path / "none"], "cannot read the texts of --evaluate"),
         ([place / "encoder", "--budget", "mean:33", *text], "at most mean:32"),
         ([place / "encoder", "--key-dim", 8, "--data", tmp_path], "--data is for models of fairseq"),
+        ([place / "encoder", "--key-dim", 8, *[f"--{x}={tmp_path / 'one'}" for x in ("evaluate", "json")]], "inputs"),
     ):
         error = collab("reparam", *words, "--output", tmp_path / "output", status=1)
         assert message in error

@@ -13,7 +13,7 @@ import sentencepiece
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacremoses import MosesTokenizer
 
-from collab_fairseq.scoring import bleu, evaluation, references, text
+from collab_fairseq.scoring import bleu, references, text
 from collab_fairseq.scoring.evaluation import evaluate
 from collab_fairseq.scoring.generate_log import read_translations
 from fairseq_modern.errors import UserError
@@ -445,15 +445,6 @@ def test_remarks_on_lower_cased_hypotheses(tmp_path):
     for lines, expected in ([line.lower() for line in GUESS], 1), (GUESS, 0), ([*GUESS[:3], GUESS[3].lower()], 0):
         remarks = evaluate([write(tmp_path / "log", log_lines(lines))], raw).remarks
         assert sum("hardly any hypothesis has a capital letter" in remark for remark in remarks) == expected
-
-
-@pytest.mark.parametrize(
-    ("name", "language"),
-    [("x.de", "de"), ("x.pt_BR.gz", "pt_BR"), ("x.zh_Hans", "zh_Hans"), ("x.es-419", "es-419"), ("x.en-zh", None)],
-)
-def test_language_of_a_file_name(name, language):
-    """A pair of languages is none."""
-    assert evaluation._language_of(name) == language
 
 
 def test_files_that_cannot_be_read_twice_are_rejected(tmp_path):
