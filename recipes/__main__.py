@@ -25,7 +25,7 @@ def program_of(folder: Path, argv: List[str]) -> Optional[str]:
 def recipes() -> Dict[str, str]:
     """The names of all recipes, and the first comments of their scripts."""
     scripts = {path.parent.name: path.read_text(encoding="utf-8") for path in sorted(HERE.glob("*/run.sh"))}
-    return {name: text.splitlines()[1].removeprefix("# ") for name, text in scripts.items()}
+    return {name: text.splitlines()[1].removeprefix("# ").partition(" See --help")[0] for name, text in scripts.items()}
 
 
 def main() -> int:
