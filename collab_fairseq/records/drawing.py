@@ -120,8 +120,9 @@ def figure_file(args: argparse.Namespace) -> Optional[FigureFile]:
             if getattr(args, flag):
                 raise UserError(f"--{flag.replace('_', '-')} needs --figure")
         return None
-    check_figure(args.figure)
-    return FigureFile(args.figure, args.width or WIDTH, args.title, not args.no_caption)
+    file = FigureFile(args.figure, args.width or WIDTH, args.title, not args.no_caption)
+    check_figure(file)
+    return file
 
 
 def look(meaning: str, number: int = 0) -> Dict[str, str]:
@@ -162,7 +163,8 @@ def check_figure(path: Optional[PathLike]) -> None:
     if Path(path).suffix.lower() not in SUFFIXES:
         raise UserError(f"--figure must end in .png, .svg or .pdf; got {os.fspath(path)}")
     text = Path(path).with_suffix(".txt")
-    if text.exists() and not any(text.with_suffix(suffix).exists() for suffix in SUFFIXES):
+    others = any(text.with_suffix(suffix).exists() for suffix in SUFFIXES)
+    if text.exists() and not others and getattr(path, "caption", True):
         raise UserError(f"the caption of {os.fspath(path)} would replace {text}; choose another name")
     check_packages("figures", "matplotlib")
 
