@@ -59,19 +59,20 @@ def importance(args: argparse.Namespace) -> None:
 
 def ablate(args: argparse.Namespace) -> None:
     modes = list(ablation.MODES) if args.mode == "both" else [args.mode]
-    options: Dict[str, Any] = {"modes": modes, "sites": attention_hooks.parse_sites(args.sites)}
     if _is_huggingface(args):
         splits = ["text"]
         loaded = _load_huggingface(args)
+        sites = attention_hooks.sites_of(args.sites, loaded.layers)
         record = _record(args, "ablate", _labelled_test_settings(args, loaded), loaded.model.device)
-        huggingface.ablate(loaded, record, **_search(args), **options)
+        huggingface.ablate(loaded, record, **_search(args), modes=modes, sites=sites)
     else:
         tests = _tests(args)
         splits = [test.split for test in tests]
         trained = _load(args, args.checkpoint)
         check_references(trained, references(args.reference), args.sentences)
+        sites = attention_hooks.sites_of(args.sites, attention_layers(trained.model))
         record = _record(args, "ablate", settings_of_tests(trained, tests), trained.device)
-        ablation.ablate(trained, tests, record, **options)
+        ablation.ablate(trained, tests, record, modes=modes, sites=sites)
     reports = [ablation.report(record.parts, splits, mode) for mode in modes]
     _show(args, "".join(reports), partial(ablation.draw, record.content))
 
@@ -111,10 +112,10 @@ def _prune_huggingface(args: argparse.Namespace) -> Tuple[Record, List[str]]:
     settings = {**_labelled_test_settings(args, loaded), "ranking": args.ranking, "loss": "text"}
     if args.importance:
         settings["importance"] = checkpoints.file_setting(args.importance)
-    attention_hooks.check_sites(attention_hooks.parse_sites(args.sites), loaded.layers)
+    sites = attention_hooks.sites_of(args.sites, loaded.layers)
     record = _record(args, "prune", settings, loaded.model.device)
     ranks = record.part("importance", partial(_ranks, args, lambda: huggingface.importance(loaded)))
-    orders = _orders(args, ranks)
+    orders = _orders(args, sites, ranks)
     huggingface.prune(loaded, orders, record, **_search(args))
     return record, list(orders)
 
@@ -125,7 +126,7 @@ def _prune_fairseq(args: argparse.Namespace, names: List[str]) -> Tuple[Record, 
     models = [_load(args, path) for path in args.checkpoint]
     for trained in models:
         check_references(trained, references(args.reference), args.sentences)
-        attention_hooks.check_sites(attention_hooks.parse_sites(args.sites), attention_layers(trained.model))
+        sites = attention_hooks.sites_of(args.sites, attention_layers(trained.model))
         dataset(trained, args.split)  # raises an error if there is none
     record: Any = None
     curves = []
@@ -140,15 +141,14 @@ def _prune_fairseq(args: argparse.Namespace, names: List[str]) -> Tuple[Record, 
             settings.update(settings_of_tests(trained, tests), ranking=args.ranking, loss=args.split)
             record = _record(args, "prune", settings, trained.device)
         prefix = f"{name}/" if len(names) > 1 else ""
-        orders = _orders(args, record.part(f"{prefix}importance", partial(_importance, args, trained)))
+        orders = _orders(args, sites, record.part(f"{prefix}importance", partial(_importance, args, trained)))
         pruning.prune(trained, orders, record, tests=tests, loss_split=args.split, prefix=prefix)
         curves += [prefix + order for order in orders]
     return record, curves
 
 
-def _orders(args: argparse.Namespace, ranks: Dict[str, float]) -> Dict[str, List[str]]:
+def _orders(args: argparse.Namespace, sites: List[str], ranks: Dict[str, float]) -> Dict[str, List[str]]:
     """Name of a curve → heads in the order in which they are masked."""
-    sites = attention_hooks.parse_sites(args.sites)
     groups = {"_".join(sites): sites}
     if args.by_site:
         groups.update({site: [site] for site in sites})
@@ -181,10 +181,9 @@ def _remove(args: argparse.Namespace) -> None:
     else:
         if not 0 < percent < 100:
             raise UserError(f"--remove must be names of heads or a percentage between 0 and 100; got {args.remove}")
-        sites = attention_hooks.parse_sites(args.sites)
         trained = _load(args, checkpoint)
         layers = attention_layers(trained.model)
-        attention_hooks.check_sites(sites, layers)
+        sites = attention_hooks.sites_of(args.sites, layers)
         removal.check_separate({name: layer for name, layer in layers.items() if name.split(".")[0] in sites})
         ranking = pruning.by_ascending_importance(_importance(args, trained), sites)
         heads = pruning.least_important(ranking, percent)

@@ -21,7 +21,7 @@ from collab_fairseq.scoring.sufficient_statistics import load
 from collab_fairseq.translation import TrainedModel, score
 from fairseq_modern.errors import UserError
 
-from .attention_hooks import Layers, check_sites, head_counts, masked
+from .attention_hooks import Layers, head_counts, masked
 from .figures import Column, draw_grids, names_of_tests, panels_of
 
 logger = logging.getLogger(__name__)
@@ -101,7 +101,6 @@ def ablate_split(
         evaluate: computes the result of the model in its present state.
         compare: compares a result with the result of all heads: ``difference``, ``p_value`` and a score.
     """
-    check_sites(sites, layers)
     masks = {mode: heads_to_mask(head_counts(layers), mode, sites) for mode in modes}
     if not any(masks.values()):
         raise UserError("all layers have a single head: --mode only has no heads to mask")

@@ -6,7 +6,7 @@ Letters: N sentences, T queries, S keys, H heads of a layer.
 
 import contextlib
 from functools import partial
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -25,21 +25,13 @@ Layers = Mapping[str, Any]
 SIDES = {"encoder": ("source", "source"), "cross": ("target", "source"), "decoder": ("input", "input")}
 
 
-def parse_sites(flag: str) -> List[str]:
-    """The sites of ``--sites`` in the order of the model, at least one."""
+def sites_of(flag: str, layers: Iterable[str]) -> List[str]:
+    """The sites of ``--sites`` in the order of the model; raises a UserError unless the layers (layer_ids) have one."""
     sites = attention_types.parse_sites(flag, "--sites")
-    if not sites:
-        raise UserError("--sites must name at least one of encoder, cross and decoder; got none")
-    return [site for site in SITES if site in sites]
-
-
-def check_sites(sites: Sequence[str], layers: Iterable[str]) -> None:
-    """Raise a UserError unless the layers (layer_ids) have one of the sites."""
     available = list(dict.fromkeys(layer_id.split(".")[0] for layer_id in layers))
-    if not set(sites) & set(available):
-        raise UserError(
-            f"--sites must name at least one of the model's sites, {', '.join(available)}; got {'_'.join(sites)}"
-        )
+    if sites.isdisjoint(available):
+        raise UserError(f"--sites must name at least one of the model's sites, {', '.join(available)}; got {flag}")
+    return [site for site in SITES if site in sites]
 
 
 def head_counts(layers: Layers) -> Dict[str, int]:
