@@ -92,22 +92,23 @@ def finetune(args: argparse.Namespace, checkpoint: Path, folder: Path, updates: 
         flags: more flags of fairseq-train. The learning rate falls linearly to zero.
 
     Returns:
-        The last checkpoint.
+        The checkpoint after the last update.
     """
     latest = latest_valid_checkpoint(str(folder)) if folder.is_dir() else None
-    if latest is None or latest.updates < updates:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        command = [tool("fairseq-train"), args.data, "--task", "translation", "--user-dir", USER_DIR]
-        command += ["--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--clip-norm", "0.0"]
-        command += ["--lr-scheduler", "polynomial_decay", "--label-smoothing", "0.1", "--max-tokens", "2048"]
-        command += [*flags, *model_flags(args.model)]
-        command += ["--attention-from", checkpoint, "--finetune-from-model", checkpoint]
-        command += ["--max-update", updates, "--total-num-update", updates, "--seed", args.seed]
-        command += ["--save-dir", folder, "--no-epoch-checkpoints", "--keep-interval-updates", 1]
-        command += ["--num-workers", 0, "--log-format", "json"]
-        with open(f"{folder}.log", "ab") as log, RunProgress() as progress:
-            progress.add(folder, updates, Path(log.name))
-            status = run_logged(command, check=progress.poll, stdout=log, stderr=subprocess.STDOUT)
-        if status:
-            raise UserError(f"training failed, see {folder}.log; the same command resumes it")
+    if latest is not None and latest.updates >= updates:
+        return Path(latest.path)  # not checkpoint_last.pt if that is damaged
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    command = [tool("fairseq-train"), args.data, "--task", "translation", "--user-dir", USER_DIR]
+    command += ["--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--clip-norm", "0.0"]
+    command += ["--lr-scheduler", "polynomial_decay", "--label-smoothing", "0.1", "--max-tokens", "2048"]
+    command += [*flags, *model_flags(args.model)]
+    command += ["--attention-from", checkpoint, "--finetune-from-model", checkpoint]
+    command += ["--max-update", updates, "--total-num-update", updates, "--seed", args.seed]
+    command += ["--save-dir", folder, "--no-epoch-checkpoints", "--keep-interval-updates", 1]
+    command += ["--num-workers", 0, "--log-format", "json"]
+    with open(f"{folder}.log", "ab") as log, RunProgress() as progress:
+        progress.add(folder, updates, Path(log.name))
+        status = run_logged(command, check=progress.poll, stdout=log, stderr=subprocess.STDOUT)
+    if status:
+        raise UserError(f"training failed, see {folder}.log; the same command resumes it")
     return folder / "checkpoint_last.pt"

@@ -8,7 +8,7 @@ import torch
 from fairseq import models, options
 
 from fairseq_modern.errors import UserError
-from recipes.runner.finetune import model_flags, open_folder
+from recipes.runner.finetune import finetune, model_flags, open_folder
 from tests.models.cases import SMALL, Task, arguments, batch
 
 
@@ -66,3 +66,13 @@ def test_a_folder_belongs_to_the_files_of_one_data_bin(tmp_path):
     args.data = data
     with pytest.raises(UserError, match="different settings: data "), open_folder(args, "heads", {"gates": "g"}):
         pass
+
+
+def test_another_checkpoint_replaces_a_damaged_last_one(tmp_path):
+    for name in ("last", "best"):
+        state = {"extra_state": {"train_iterator": {"epoch": 1}}, "optimizer_history": [{"num_updates": 4}]}
+        torch.save(state, tmp_path / f"checkpoint_{name}.pt")
+    args = Namespace(data="missing", model="missing", seed=1)  # training would raise an error
+    assert finetune(args, tmp_path, tmp_path, 4, []) == tmp_path / "checkpoint_last.pt"
+    (tmp_path / "checkpoint_last.pt").write_bytes(b"damaged")
+    assert finetune(args, tmp_path, tmp_path, 4, []) == tmp_path / "checkpoint_best.pt"
