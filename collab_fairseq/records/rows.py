@@ -146,9 +146,9 @@ def cache(run: TrainingRecord) -> Optional[int]:
 
 
 def losses(run: TrainingRecord) -> Dict[str, float]:
-    """Validation set → loss of the last checkpoint (not of the average)."""
-    curves = {name: [p["loss"] for p in curve if "loss" in p] for name, curve in run["curves"].items()}
-    return {name: curve[-1] for name, curve in sorted(curves.items()) if curve and name != "train"}
+    """Validation set → loss of the last checkpoint (not of the average), unless it was not finite."""
+    last = {name: curve[-1] for name, curve in sorted(run["curves"].items()) if curve and name != "train"}
+    return {name: point["loss"] for name, point in last.items() if "loss" in point}
 
 
 def numbers(run: TrainingRecord) -> Dict[str, Any]:

@@ -49,6 +49,10 @@ def test_losses_of_all_sets(by_name):
         run["curves"]["valid1"] = [{"updates": n, "loss": n + run["seed"]} for n in (7, 9)]
     (row,) = rows_of(table.markdown_table(runs, columns=["valid_loss"]))
     assert row == {"validation loss": "5.200 ± 0.100", "validation loss valid1": "10.500 ± 0.707 (of 2)"}
+    runs[0]["curves"]["valid1"][-1].pop("loss")  # it was not finite
+    runs[1]["curves"]["valid1"][0].pop("loss")
+    (row,) = rows_of(table.markdown_table(runs, columns=["valid_loss"]))
+    assert row["validation loss valid1"] == f"{9 + runs[1]['seed']:.3f} (of 1)"
     for run in runs[1:]:
         run["losses"] = {"test_b": {"loss": 9, "nll_loss": 4 + run["seed"] / 10, "tokens": 40}}
     markdown = table.markdown_table(runs, columns=["nll"])
