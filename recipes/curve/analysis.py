@@ -13,7 +13,7 @@ The pages of this folder have the protocols, and the command of each table above
     power        power of the primary test if C recovers another share
     masked       design B: losses, and the share of the gain that needs no sharing
     logits       standard deviation of the initial attention logits (no records)
-    differences  of all pairs of rows, in test NLL, and in BLEU and chrF++ of both test sets as one
+    differences  of all pairs of rows, in test NLL, and in BLEU and chrF++ of both (blind) test sets as one
     quarter      losses of each seed; outcome of Q − F, and of X − Q if there is an X, in the words of quarter.md
 
 A row is a configuration, trained with several seeds: --rows NAME=CONFIGURATION ..., where CONFIGURATION is the name of
@@ -27,6 +27,7 @@ import itertools
 import json
 import math
 import re
+from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 import numpy
@@ -62,6 +63,7 @@ EARLY = 660  # the update at which the study of 2,000 updates compared learning 
 LAST_UPDATES = 1000
 #: largest cost in bits per token of "one quarter is free", quarter.md
 MARGIN = 0.02
+BLIND_SCORES = Path(__file__).resolve().parents[2] / "results/blind_scores.json"
 BLIND = {"blind_2017_mscoco": "2017 mscoco", "blind_2018_flickr": "2018 flickr", "both": "both"}
 BLEU, CHRF = METRICS["sacrebleu"], METRICS["chrf++"]
 
@@ -156,10 +158,12 @@ def score_of(test: str, metric: str) -> Measure:
 
 
 def pooled(metric: str) -> Measure:
-    """The score of all test sets as one, from the statistics of their sentences."""
+    """The score of all test sets as one, from the statistics of their sentences; NaN without them."""
 
     def measure(run: TrainingRecord) -> float:
-        rows = [scored["sentence_statistics"]["rows"][metric] for scored in run["scores"].values()]
+        rows = [scored["sentence_statistics"]["rows"].get(metric) for scored in run["scores"].values()]
+        if None in rows:
+            return math.nan
         sums = sum(load(text, metric).sum(axis=0, keepdims=True) for text in rows)
         return float(SCORES[metric](numpy.asarray(sums))[0])
 
@@ -167,10 +171,10 @@ def pooled(metric: str) -> Measure:
 
 
 def blind_score(file: str, test: str, metric: str) -> Measure:
-    """A score of a blind test set, from a JSON file: run → test set → metric → score."""
+    """A score of a blind test set, from a JSON file: name of a record's file → test set → metric → score, or NaN."""
     with open(file, encoding="utf-8") as stream:
         scores = json.load(stream)
-    return lambda run: float(scores[run["name"]][test][metric])
+    return lambda run: float(scores.get(Path(run["path"]).stem, {}).get(test, {}).get(metric, math.nan))
 
 
 def during(run: TrainingRecord, curve: str = "valid") -> Dict[int, float]:
@@ -435,7 +439,12 @@ def masked(found: Rows, args: argparse.Namespace) -> str:
 
 def differences(found: Rows, args: argparse.Namespace) -> str:
     rows = choose(found, args.rows)
-    measures = {"test NLL": (test_nll, 4), f"{BLEU}, pooled": (pooled(BLEU), 2), f"{CHRF}, pooled": (pooled(CHRF), 2)}
+    measures = {"test NLL": (score_of(ALL, METRICS["nll"]), 4)}
+    for metric in (BLEU, CHRF):
+        measures[f"{metric}, pooled"] = pooled(metric), 2
+        measures[f"{metric}, blind"] = blind_score(args.blind, "both", metric), 2
+    runs = [run for of_row in rows.values() for run in of_row.values()]
+    measures = {name: of for name, of in measures.items() if not all(math.isnan(of[0](run)) for run in runs)}
     table = [["difference", "seeds", *measures]]
     for one, other in itertools.combinations(rows, 2):
         both = {row: rows[row] for row in (one, other)}
@@ -534,8 +543,8 @@ def markdown(arguments: Sequence[str], folder: str = ".") -> str:
     text = "rows (default: F, S and C as selected by the convergence study)"
     pair = "NAME=CONFIGURATION"
     parser.add_argument("--rows", nargs="+", type=lambda word: word.split("=", 1), metavar=pair, help=text)
-    text = "scores of the blind test sets (default: %(default)s)"
-    parser.add_argument("--blind", default="results/blind_scores.json", metavar="FILE", help=text)
+    text = "scores of the blind test sets (default: results/blind_scores.json)"
+    parser.add_argument("--blind", default=BLIND_SCORES, metavar="FILE", help=text)
     args = parser.parse_args(arguments)
     args.rows = dict(args.rows) if args.rows else SELECTED
     return str(TABLES[args.table](configurations(args.records), args)) + "\n"

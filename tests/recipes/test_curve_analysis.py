@@ -19,6 +19,7 @@ from tests.drawn import figures_of, illegible
 
 RUNS = ROOT / "results" / "runs"
 LONGER = sorted(map(str, RUNS.glob("curve-*-u5500.json")))
+OLDER = [str(path) for row in ("none-dk32", "*-dk32-blocks8") for path in RUNS.glob(f"multi30k-{row}-s?-u4000.json")]
 BLIND = ROOT / "results" / "blind_scores.json"
 
 
@@ -138,13 +139,15 @@ def test_blind_scores_and_shares():
     def training(row, seed):
         return numpy.mean([p["nll_loss"] for p in parts(row, seed)["curves"]["train"] if p["updates"] > 4500])
 
-    words = ["--blind", str(BLIND)]
-    table = lines(analysis.markdown(["blind", *LONGER, *words]))
+    table = lines(analysis.markdown(["blind", *LONGER]))
     line = dict(zip(table[0], next(line for line in table if line[:2] == ["both", "sacreBLEU"]), strict=True))
     values = of_seeds(both)
     low, high = t_interval(values["C"] - values["F"])
     assert line["C − F"] == f"{(values['C'] - values['F']).mean():+.2f} [{low:+.2f}, {high:+.2f}]"
-    text = analysis.markdown(["shares", *LONGER, *words])
+    rows = ["--rows", *(f"{row}={analysis.SELECTED[row]}" for row in "CF")]
+    table = lines(analysis.markdown(["differences", *LONGER, *rows]))
+    assert dict(zip(*table[::2], strict=True))["sacreBLEU, blind"] == line["C − F"]
+    text = analysis.markdown(["shares", *LONGER])
     for name, measure in (("NLL of the training set", training), ("sacreBLEU of both blind", both)):
         line = next(line for line in text.splitlines() if line.startswith(f"| {name}"))
         share, low, high = map(float, re.search(r"(\S+) \[(\S+), (\S+)\] \|$", line).groups())
@@ -154,6 +157,13 @@ def test_blind_scores_and_shares():
         for limit in (low, high):  # just rejected by a t-test, up to rounding
             around = [stats.ttest_1samp(gain - (limit + step) * cost, 0).pvalue for step in (-0.006, 0.006)]
             assert min(around) < 0.05 < max(around)
+
+
+def test_differences_in_measures_that_records_have():
+    """Older records have neither NLL nor statistics of chrF++; unpublished runs have no blind scores."""
+    rows = ["--rows", "C=encoder_cross_decoder-dk32-blocks8", "S=none-dk32"]
+    table = lines(analysis.markdown(["differences", *OLDER, *rows]))
+    assert table[0] == ["difference", "seeds", "sacreBLEU, pooled", "sacreBLEU, blind", "chrF++, blind"]
 
 
 def test_pooled_bleu():
