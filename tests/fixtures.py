@@ -61,7 +61,7 @@ def models(tmp_path_factory):
     return cases(tmp_path_factory.mktemp("models"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def records(tmp_path_factory):
     """Standard heads with key dimensions 128 and 32, collaborative ones with 32; seeds 1 to 3; two test sets."""
     from tests.records.cases import training_records

@@ -102,9 +102,9 @@ def test_gradcheck_of_bmm_and_head_loop_and_gradgradcheck_of_bmm(kernel, dropout
         return outputs if need_weights else outputs[0]
 
     arguments = tensors(key_len=3, key_dim=2, value_dim=2)
-    assert torch.autograd.gradcheck(function, arguments)
+    assert torch.autograd.gradcheck(function, arguments, fast_mode=True)
     if kernel == "bmm":
-        assert torch.autograd.gradgradcheck(function, arguments)
+        assert torch.autograd.gradgradcheck(function, arguments, fast_mode=True)
     else:
         with pytest.raises(RuntimeError, match="head_loop has no second derivative"):
             torch.autograd.gradgradcheck(function, arguments)
@@ -133,7 +133,7 @@ def test_layer_with_bmm_has_a_second_derivative(name):
     def function(query, key):
         return layer(query, key, key, key_padding_mask=padding["key_padding_mask"][:2, :2])
 
-    assert torch.autograd.gradgradcheck(function, (query, key))
+    assert torch.autograd.gradgradcheck(function, (query, key), fast_mode=True)
 
 
 def query_mixing_entry(dtype=torch.float32):
@@ -181,7 +181,7 @@ def test_rejects_a_kernel_that_cannot_compute_the_inputs():
 def test_trainable_mask_gets_a_gradient():
     layer = build("collaborative", "cross")
     mask = torch.randn(N, H, T, 5, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda m: layer(*inputs("cross"), attn_mask=m)[0], mask)
+    assert torch.autograd.gradcheck(lambda m: layer(*inputs("cross"), attn_mask=m)[0], mask, fast_mode=True)
 
 
 @pytest.mark.parametrize("kernel", ["auto", "head_loop"])

@@ -239,6 +239,7 @@ def test_intervals_match_the_generated_tables(page, tables):
         assert any(pytest.approx(other, rel=0, abs=half) == list(one) for one in stated for other in in_tables), found
 
 
+@pytest.mark.slow
 def test_tables_match_the_records():
     printed = run("make", "tables", "CHECK=--check", "COLLAB=collab", cwd=ROOT).stderr
     assert re.search(r" README\.md .*is up to date", printed)

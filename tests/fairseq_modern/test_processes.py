@@ -239,6 +239,17 @@ def test_a_user_dir_enables_the_patch_of_workers(tmp_path, monkeypatch):
     assert calls == ["worker", "main"]
 
 
+@pytest.mark.parametrize("job", [None, "1"])
+def test_workers_of_torchrun_die_with_it(job, monkeypatch):
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    if job:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", job)
+    parents = []
+    monkeypatch.setattr(workers, "die_with_parent", parents.append)
+    workers.die_with_torchrun()
+    assert parents == [os.getppid()] * bool(job)
+
+
 def test_workers_receive_the_signal_and_their_status_is_returned(default_action):
     worker = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(100,), daemon=True)
     with workers.stoppable():

@@ -104,7 +104,7 @@ def test_fairseq_rejects_another_dictionary_of_the_same_size(checkpoint, without
     assert set(hypotheses[0]) != set(hypotheses[2])
 
 
-@pytest.mark.parametrize("flag", ["finetune_from_model", "restore_file"])
+@pytest.mark.parametrize("flag", ["finetune_from_model", pytest.param("restore_file", marks=pytest.mark.slow)])
 def test_training_rejects_a_checkpoint_of_another_dictionary(flag, checkpoint, without, exchanged, tmp_path):
     message = f"error: the source dictionary must have the symbols of the one that {checkpoint} was trained with"
     more = {**FLAGS, "max_update": 31}

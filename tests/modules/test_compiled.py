@@ -139,6 +139,16 @@ def test_rejects_wrapped_layers():
     assert error.value.user_error
 
 
+def test_a_missing_compiler_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("/nowhere/c++",))
+    with pytest.raises(
+        UserError, match=r"--compile needs a C\+\+ compiler that torch.compile can use for cpu devices; a tr"
+    ):
+        compiled._check_compiler("cpu")
+
+
+@pytest.mark.slow
 def test_training_without_a_compiler_fails_with_one_sentence(tiny_data, tmp_path):
     environment = {"CXX": "/nowhere/c++", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     command = train_command(tiny_data, tmp_path, compile=True, max_update=1, no_save=True, **SMALL)

@@ -38,6 +38,7 @@ GOLDEN = Path(__file__).parent / "golden"
 RECIPES = ROOT / "recipes"
 #: recipe → names of its YAML files; the empty one is NAME.yaml. That of own needs a text
 CONFIGS = {recipe: ["", *others] for recipe, others in test_settings.CONFIGS.items() if recipe != "own"}
+LONG = ("curve", "iwslt14_de_en", "wmt14_en_de_spm")
 #: the digests have all of them for NAME.yaml, the first and the last one for other YAML files
 MACHINES = {
     "cpu": "--device cpu",
@@ -231,7 +232,9 @@ def section(file: str, start: str) -> str:
 
 
 @pytest.mark.usefixtures("_reference_machine")
-@pytest.mark.parametrize("recipe", CONFIGS)
+@pytest.mark.parametrize(
+    "recipe", [pytest.param(recipe, marks=[pytest.mark.slow] * (recipe in LONG)) for recipe in CONFIGS]
+)
 def test_training_commands(recipe):
     assert short_list(recipe) == section("commands.txt", f"# {recipe} ")
 

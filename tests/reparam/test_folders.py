@@ -193,7 +193,7 @@ def test_distillation_lowers_the_divergence_on_other_text(place, source):
     assert all(torch.equal(original[key], changed[key]) for key in same)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 def test_half_precision_is_converted_in_float32_and_rounded_once(place, tmp_path, dtype):
     """The same weights in a float32 folder are the reference, up to the last rounding."""
     flags = ("--key-dim", 4, "--calibration", place / "text", "--distill", 20, "--evaluate", place / "pairs")

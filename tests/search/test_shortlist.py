@@ -58,7 +58,6 @@ def same(ours, theirs):
 
 
 OPTIONS = [
-    {},
     {"beam_size": 1},
     {"beam_size": 7, "len_penalty": 0.6},
     {"unk_penalty": -8.0, "min_len": 5},
@@ -68,8 +67,11 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [*((kind, {}) for kind in KINDS), *(("collaborative", options) for options in OPTIONS)],
+    ids=str,
+)
 def test_hypotheses_and_scores_equal_fairseqs(kind, options, shortlists):
     models = [model_of(kind)]
     with torch.no_grad():  # makes </s> likely, so that sentences leave the batch at different steps

@@ -111,7 +111,8 @@ OURS = {"optimizer": "fused_adam", "criterion": "label_smoothed_cross_entropy_ch
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "arch"), [(PLAIN, OURS, "transformer_collab"), (OURS, PLAIN, "transformer")]
+    ("first", "second", "arch"),
+    [(PLAIN, OURS, "transformer_collab"), pytest.param(OURS, PLAIN, "transformer", marks=pytest.mark.slow)],
 )
 def test_resumed_run_may_switch_optimizer_and_criterion(tiny_data, tmp_path, first, second, arch):
     """Compared with the uninterrupted run, and with its first part as a control."""

@@ -51,8 +51,6 @@ def troubled(tiny_data, tmp_path_factory):
         runs[name] = folder / name, forked.train(folder / name, [*flags, *more], processes, **options)
 
     train("one")
-    train("stopped", env={"SIGTERM_AT": "22@0"})
-    train("resumed", copy=folder / "stopped")
     train("killed", env={"SIGKILL_AT": "22@0"})
     train("after the kill", copy=folder / "killed")
     train("reset", more=["--reset-optimizer"], copy=folder / "killed")
@@ -72,11 +70,8 @@ def state(folder):
     return torch.load(folder / "checkpoint_last.pt", weights_only=False)
 
 
-@pytest.mark.parametrize(
-    ("uninterrupted", "stopped", "resumed"), [("one", "stopped", "resumed"), ("two", "two stopped", "two resumed")]
-)
-def test_sigterm_saves_and_the_resumed_run_equals_an_uninterrupted_one(troubled, uninterrupted, stopped, resumed):
-    folder, done = troubled[stopped]
+def test_sigterm_saves_and_the_resumed_run_equals_an_uninterrupted_one(troubled):
+    folder, done = troubled["two stopped"]
     assert set(done["statuses"]) == {75}
     assert "stopped after update 23, saved" in done["outputs"][0]
     kept = state(folder)
@@ -84,9 +79,9 @@ def test_sigterm_saves_and_the_resumed_run_equals_an_uninterrupted_one(troubled,
     assert kept["extra_state"]["train_iterator"]["iterations_in_epoch"] > 0
     assert sum(output.count("begin validation") for output in done["outputs"]) == 1, "of update 15 only"
 
-    final = [state(troubled[name][0]) for name in (uninterrupted, resumed)]
-    assert set(troubled[resumed][1]["statuses"]) == {0}
-    assert "@ 23 updates)" in troubled[resumed][1]["outputs"][0]
+    final = [state(troubled[name][0]) for name in ("two", "two resumed")]
+    assert set(troubled["two resumed"][1]["statuses"]) == {0}
+    assert "@ 23 updates)" in troubled["two resumed"][1]["outputs"][0]
     assert same_training(*final)
     assert not same_training(final[0], kept)
     assert final[0]["extra_state"]["val_loss"] == final[1]["extra_state"]["val_loss"]
@@ -123,9 +118,8 @@ def test_a_resumed_run_remembers_its_patience(tiny_data, tmp_path, more, last_ep
 @pytest.mark.parametrize(
     ("limit", "updates"),
     [
-        (["--max-update", 2], 2),
         (["--stop-time-hours", 1e-9], 1),
-        (["--patience", 1, "--lr", 1e-30, "--validate-interval-updates", 1], 2),
+        pytest.param(*(["--patience", 1, "--lr", 1e-30, "--validate-interval-updates", 1], 2), marks=pytest.mark.slow),
     ],
 )
 def test_a_finished_run_stays_as_it_is_when_its_command_is_repeated(tiny_data, tmp_path, limit, updates):
@@ -137,7 +131,7 @@ def test_a_finished_run_stays_as_it_is_when_its_command_is_repeated(tiny_data, t
         assert state(tmp_path)["optimizer_history"][-1]["num_updates"] == expected
 
 
-@pytest.mark.parametrize(("processes", "on"), [(1, 1), (2, 1), (1, 0)])
+@pytest.mark.parametrize(("processes", "on"), [(1, 1), pytest.param(2, 1, marks=pytest.mark.slow), (1, 0)])
 def test_losses_in_the_log_are_the_same_after_resuming_at_the_end_of_an_epoch(tiny_data, tmp_path, processes, on):
     """A line averages two updates, and an epoch has five, or three in two processes. In the control, it is off."""
     flags = [tiny_data, *TINY_MODEL, *TINY_TRAINING, "--dropout", 0.3, "--log-format", "json", "--log-interval", 2]
@@ -221,6 +215,7 @@ def test_sigterm_to_torchrun_saves(tiny_data, tmp_path):
     assert "SIGKILL" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks the Linux kernel")
 def test_no_worker_outlives_a_killed_torchrun(tiny_data, tmp_path):
     with torchrun_training(tiny_data, tmp_path, "--num-workers", "0") as (process, _):
