@@ -118,13 +118,14 @@ def _record(source: Source) -> Tuple[str, List[Score], List[str]]:
 
 
 def _check_record(record: Mapping[str, Any], source: Source, path: str) -> None:
-    """Raise UserError if the record, whose scores are shown, is of another checkpoint or another average."""
+    """Raise UserError if the record, whose scores are shown, is of another checkpoint."""
     output, origin = record["parts"].get("output"), source.card.made_from
     averaged = (source.trained.state.get("extra_state") or {}).get("averaged_from")
-    recorded = record["settings"].get("averaged_from")
+    recorded = record["settings"].get("averaged_from") or ()
     if output and output["sha256"] != origin.get("sha256", output["sha256"]):
         raise UserError(f"{path} must be the record of this checkpoint; got that of {output['file']}, another file")
-    if averaged and recorded and {each["sha256"] for each in averaged} != {each["sha256"] for each in recorded}:
+    same = not averaged or {each["sha256"] for each in averaged} == {each["sha256"] for each in recorded}
+    if not output and not (same and len(recorded) == (origin.get("averaged") or 0)):  # a model folder keeps the number
         raise UserError(f"{path} must be the record of this checkpoint; got that of another average")
 
 

@@ -281,7 +281,7 @@ def _differences(runs: Sequence[TrainingRecord]) -> List[str]:
     compared = [
         {
             "config": run["config"],
-            "averaged": averaged(run),
+            "averaged": f"{averaged(run)}, {[entry.get('num_updates') for entry in run.get('averaged_from') or ()]}",
             "decoding": str(run.get("decoding", known)),
             "files": str(run.get("files")),
         }

@@ -118,6 +118,8 @@ def make_record(
     if not train_log.exists():
         logger.warning("%s is missing: the record has no learning curve", train_log)
     machines = [part.pop("hardware", {}) for part in measured]
+    kinds = [(known["cpu"], known["threads"], [gpu["name"] for gpu in known["gpus"]]) for known in machines if known]
+    one_machine = all(kind == kinds[0] for kind in kinds)  # otherwise, its time and speed are those of no machine
     unknown = dict.fromkeys(("train_seconds", "wall_seconds", "peak_memory_bytes", "exit_status"))
     parts = [
         {**unknown, **{name: value for name, value in part.items() if name not in ("log_from", "log_to")}}
@@ -139,9 +141,9 @@ def make_record(
     record.parts["parameters"] = num_parameters(checkpoint)
     record.parts["training"] = {
         "updates": num_updates(checkpoint),
-        "wall_seconds": _total([part["wall_seconds"] for part in parts]),
-        "train_seconds": _total([part["train_seconds"] for part in parts]),
-        "words_per_second": log["words_per_second"],
+        "wall_seconds": _total([part["wall_seconds"] for part in parts]) if one_machine else None,
+        "train_seconds": _total([part["train_seconds"] for part in parts]) if one_machine else None,
+        "words_per_second": log["words_per_second"] if one_machine else None,
         "peak_memory_bytes": max((part["peak_memory_bytes"] or 0 for part in parts), default=0) or None,
         "peak_gpu_bytes": int(gpus[0]["memory_bytes"] - free * 2**30) if gpus and free is not None else None,
         "parts": parts,

@@ -75,12 +75,15 @@ def configurations(paths: Sequence[str]) -> Rows:
     """Configuration → seed → run.
 
     Raises:
-        UserError: runs with different data; of one configuration, with the same seed or different settings.
+        UserError: runs with different data or test sets; of one configuration, with the same seed or other settings.
     """
     runs = list(map(load_run, paths))
     if any(run["data"] != runs[0]["data"] for run in runs):
         raise UserError("all runs must have the same data; got different checksums")
-    return by_seed(runs, lambda run: re.sub(r"^[^-]*-|-s\d+-u\d+$", "", run["name"]))
+    found = by_seed(runs, lambda run: re.sub(r"^[^-]*-|-s\d+-u\d+$", "", run["name"]))
+    if len({frozenset(run["losses"]) for run in runs if run.get("losses")}) > 1:
+        raise UserError("all runs must have losses on the same sets; got different sets")
+    return found
 
 
 def by_seed(runs: Sequence[TrainingRecord], name: Callable[[TrainingRecord], Name]) -> Dict[Name, Runs]:

@@ -55,8 +55,8 @@ def main() -> None:
     args.output, run, model = output / "data", output / "run", output / "model"
     if step == "sweep":
         run = output
-    if any(word.partition("=")[0] == "--data" for word in rest):
-        raise UserError("--data is set by this recipe; give --output")
+    if taken := {word.partition("=")[0] for word in (*rest, *words)} & {"--data", "recipe.data", "recipe.output"}:
+        raise UserError(f"{min(taken)} is set by this recipe; give --output")
     rest += [*words, "--data", str(args.output), "--output", str(run)]
     # in quotes, because no is a boolean in YAML
     rest += [f'task.source_lang="{languages[0]}"', f'task.target_lang="{languages[1]}"']

@@ -163,8 +163,8 @@ def check_test_sets(cfg: DictConfig) -> None:
 def check_averages(cfg: DictConfig) -> None:
     """Reject averages of more checkpoints than a stage writes or keeps."""
     stages, average = cfg.recipe.stages, cfg.recipe.average
-    if stages > 1 and cfg.lr_scheduler._name == "cosine":
-        raise UserError(f"--stages must be 1 with a learning rate that falls to zero (cosine); got {stages}")
+    if stages > 1 and cfg.lr_scheduler._name in ("cosine", "tri_stage"):
+        raise UserError(f"--stages must be 1 with a schedule of the whole run (cosine, tri_stage); got {stages}")
     interval = cfg.checkpoint.save_interval_updates
     end = stage_ends(cfg)[0]
     if end // interval < average:

@@ -50,7 +50,7 @@ def do(run: RecipeRun, step: str, other_average: bool) -> None:
     """Do a step, or all of them. Each skips what is already done. `other_average`: see `continue_in_folder`."""
     from . import data, training
     from .averaging import write_averages
-    from .evaluation import evaluate
+    from .evaluation import evaluate, references
     from .folder import keep_settings, locked
     from .nodes import joined
 
@@ -71,6 +71,8 @@ def do(run: RecipeRun, step: str, other_average: bool) -> None:
             with joined(run.machine, run.recipe.node_timeout) as others:
                 data.prepare(run)
                 data.verify(run)
+                for name in run.test_sets.values() if step == "all" else ():
+                    references(run, name)  # must not be missing after the training run
                 keep_settings(run.output, run.identity())
                 training.train(run, others)
         else:

@@ -222,7 +222,7 @@ def record(run: RecipeRun, average: Average) -> None:
     check_scores(file, run.cfg, run.data)
     recorded = recorded_scores(file)
     scored = {name: json.loads(path.read_text(encoding="utf-8"))["files"] for name, path in scores.items()}
-    if {name: part["files"] for name, part in recorded.items()} != scored:
+    if not file.exists() or {name: part["files"] for name, part in recorded.items()} != scored:
         checkpoint = run.average_file(average)
         content = make_record(
             run.name + file.stem.removeprefix("record"),
@@ -275,8 +275,13 @@ def publish(run: RecipeRun) -> None:
         return
     model = run.output / "model"
     if model.is_dir() and is_outdated(model, run.output):
-        for name in run.recipe.blind:
-            blind_translations(run.output, run.cfg, name).unlink(missing_ok=True)
+        files = {name: blind_translations(run.output, run.cfg, name) for name in run.recipe.blind}
+        for name, file in files.items():
+            if file.is_file() and not blind_source(run.cfg, name):
+                option = run.recipe.source_option
+                raise UserError(f"{file} must be made again, without a text: give {option}, or move the file away")
+        for file in files.values():
+            file.unlink(missing_ok=True)
     export(run.output, run.data / "data-bin", model)
     for name in run.recipe.blind:
         translate_blind(run, name)
@@ -289,7 +294,6 @@ def export(run: Path, data_bin: Path, model: Path) -> None:
         UserError: it exists, but a file in it is missing or damaged.
     """
     from collab_fairseq.translation.tokenizer import read_card
-    from collab_fairseq.translation.torch_engine import MODEL
 
     if is_outdated(model, run):
         logger.info("exporting %s again: the run has another record", model)
@@ -300,7 +304,7 @@ def export(run: Path, data_bin: Path, model: Path) -> None:
         return
     try:
         read_card(model)
-        for name in (MODEL, "README.md", "record.json"):
+        for name in ("README.md", "record.json"):
             if not (model / name).is_file():
                 raise UserError(f"{model} has no {name}")
     except UserError as error:
@@ -315,9 +319,9 @@ def is_outdated(model: Path, run: Path) -> bool:
     return exported.is_file() and record.is_file() and exported.read_bytes() != record.read_bytes()
 
 
-def blind_source(cfg: DictConfig, corpus: Optional[str], name: str) -> Optional[Path]:
+def blind_source(cfg: DictConfig, name: str) -> Optional[Path]:
     """The text of a set without references in a downloaded corpus (default: `recipe.blind_sources`), if available."""
-    folder = corpus or cfg.recipe.blind_sources
+    folder = cfg.recipe.corpus or cfg.recipe.blind_sources
     source = Path(folder, f"{name}.{cfg.task.source_lang}.gz") if folder else None
     return source if source and source.is_file() else None
 
@@ -329,7 +333,7 @@ def blind_translations(folder: Path, cfg: DictConfig, name: str) -> Path:
 
 def translate_blind(run: RecipeRun, name: str) -> None:
     """Translate a set without references with the exported model, if its text is available."""
-    translations, source = blind_translations(run.output, run.cfg, name), blind_source(run.cfg, run.recipe.corpus, name)
+    translations, source = blind_translations(run.output, run.cfg, name), blind_source(run.cfg, name)
     if translations.is_file():
         logger.info("translating %s: already done", name)
         return
@@ -340,6 +344,9 @@ def translate_blind(run: RecipeRun, name: str) -> None:
     logger.info("translating %s", name)
     command = [tool("collab"), "translate", run.output / "model"]
     command += ["--device", run.machine.device, "--threads", run.machine.threads]
+    for setting, flag in (("beam", "--beam"), ("lenpen", "--lenpen"), ("max_len_b", "--max-length")):
+        if setting in run.cfg.generation:
+            command += [flag, run.cfg.generation[setting]]
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout:
         stdin.write(gzip.decompress(source.read_bytes()))
         stdin.seek(0)

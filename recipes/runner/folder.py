@@ -4,9 +4,8 @@ import contextlib
 import hashlib
 import logging
 import tempfile
-import zlib
 from pathlib import Path
-from typing import Any, Dict, Iterator, Union
+from typing import Any, Dict, Iterator
 
 import yaml
 from omegaconf import OmegaConf
@@ -15,23 +14,15 @@ from collab_fairseq.files import write_text
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import CHECKSUMS, acquire_lock, read_checksums, remove_stale_temp_files
 
-from .settings import DECODING_SECTIONS
-
 logger = logging.getLogger("recipe")
 
 #: files of a run that belong to its settings
 RESULTS = ("checkpoints/*.pt", "averaged*.pt", "*.generate.log", "record*.json")
 
 
-def fingerprint(data: Path, kept: Any = None) -> Union[int, str]:
-    """Identifies the prepared data: SHA-256 of the names and checksums of all files.
-
-    Earlier versions `kept` a number, the CRC-32 of the checksums without names, in the settings of a run.
-    """
-    checksums = read_checksums(data / CHECKSUMS)
-    if isinstance(kept, int):
-        return zlib.crc32("\n".join(sorted(set(checksums.values()))).encode())
-    return summary(checksums)
+def fingerprint(data: Path) -> str:
+    """Identifies the prepared data: SHA-256 of the names and checksums of all files."""
+    return summary(read_checksums(data / CHECKSUMS))
 
 
 def summary(checksums: Dict[str, str]) -> str:
@@ -82,8 +73,7 @@ def kept_settings(folder: Path) -> Dict[str, Any]:
         with contextlib.suppress(OSError, UnicodeDecodeError, yaml.YAMLError):
             settings = yaml.safe_load(file.read_text(encoding="utf-8"))
         if isinstance(settings, dict) and settings:
-            # earlier versions also kept the settings of decoding
-            return {name: value for name, value in settings.items() if name.partition(".")[0] not in DECODING_SECTIONS}
+            return settings
         state = "damaged or empty"
     else:
         results = [path for pattern in RESULTS for path in sorted(folder.glob(pattern))]

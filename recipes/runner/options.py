@@ -167,4 +167,5 @@ def without_sweep_options(recipe: str, cfg: DictConfig, argv: List[str]) -> List
     """The arguments of a sweep that each of its runs takes as well."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add_flags(parser, SWEEP, recipe, cfg)
-    return parser.parse_known_args(argv)[1]
+    settings = {flag.setting for flag in SWEEP}
+    return [word for word in parser.parse_known_args(argv)[1] if word.partition("=")[0] not in settings]

@@ -56,8 +56,7 @@ class RecipeRun:
 
     def identity(self) -> Dict[str, Any]:
         """What identifies the run in its folder: name, data and settings."""
-        data = fingerprint(self.data, kept_settings(self.output).get("data"))
-        return {"name": self.name, "data": data, **identity(self.cfg)}
+        return {"name": self.name, "data": fingerprint(self.data), **identity(self.cfg)}
 
     @property
     def updates(self) -> int:
@@ -124,6 +123,8 @@ class RecipeRun:
         self.name, self.cfg.common.seed = existing["name"], existing["common.seed"]
         self.cfg.optimization.max_update = existing["optimization.max_update"]
         self.cfg.checkpoint.save_interval_updates = existing["checkpoint.save_interval_updates"]
+        self.recipe.training_module = existing.get("recipe.training_module")
+        self.cfg.model.attention_from = existing.get("model.attention_from")
         if not other_average:
             self.recipe.average = existing["recipe.average"]
         elif self.recipe.average != existing["recipe.average"]:

@@ -125,7 +125,7 @@ def override(cfg: DictConfig, flags: Dict[str, Any], words: List[str]) -> DictCo
             raise UserError("--stock excludes --heads, --key-dim and --fast")
         cfg = stock(cfg)
     # --heads none: d_model, unless a later override sets a key dimension
-    first = ["model.key_dim=null"] if flags.get("model.collaborative_heads") == "none" else []
+    first = ["model.key_dim=null"] if OmegaConf.select(last, "model.collaborative_heads") == "none" else []
     first += variant(recipe, recipe.variant) if recipe.variant else []
     merged: Any = OmegaConf.merge(cfg, OmegaConf.from_dotlist(first + (FAST if recipe.fast else [])), last)
     if not any(word.startswith("checkpoint.save_interval_updates=") for word in (*first, *words)):

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Sequence, Tuple
 
 from omegaconf import DictConfig
 
@@ -48,8 +48,8 @@ def sweep(recipe: str, cfg: DictConfig, shared: List[str], read_run: Callable[[L
     if not selections:
         raise UserError("--runs must name at least one run, such as none:64; got ''")
     for name in (word.partition("=")[0] for word in shared):
-        if name in ("model.collaborative_heads", "model.key_dim", "common.seed"):
-            raise UserError(f"{name} differs between the runs of a sweep; give --runs or --seeds")
+        if name in ("model.collaborative_heads", "model.key_dim", "common.seed", "recipe.variant", "recipe.valid"):
+            raise UserError(f"{name} is no setting of a sweep; give --runs or --seeds")
     cfgs = [read_run([*run_options(*selection), *shared]) for selection in selections]
     data = ROOT / wanted.data
     runs = {}
@@ -71,7 +71,7 @@ def sweep(recipe: str, cfg: DictConfig, shared: List[str], read_run: Callable[[L
     unfinished = {}
     for name, command in runs.items():
         translated = recorded_decoding(output / name) in ({}, decodings[name])
-        if translated and scored[name] and is_finished(output / name, cfg, wanted.corpus):
+        if translated and scored[name] and is_finished(output / name, cfg):
             logger.info("%s: already done", name)
         else:
             unfinished[name] = command
@@ -91,14 +91,14 @@ def sweep(recipe: str, cfg: DictConfig, shared: List[str], read_run: Callable[[L
             raise UserError(f"not finished: {', '.join(failed)}; the same command resumes")
 
 
-def is_finished(folder: Path, cfg: DictConfig, corpus: Optional[str]) -> bool:
+def is_finished(folder: Path, cfg: DictConfig) -> bool:
     """Whether a run has its record, model folder and blind translations. Of a copied run, the record is enough."""
     if not (folder / "record.json").is_file():
         return False
     if not (folder / "averaged.pt").exists() or not cfg.recipe.blind:
         return True
     missing = [name for name in cfg.recipe.blind if not blind_translations(folder, cfg, name).is_file()]
-    return (folder / "model").is_dir() and not any(blind_source(cfg, corpus, name) for name in missing)
+    return (folder / "model").is_dir() and not any(blind_source(cfg, name) for name in missing)
 
 
 def recorded_decoding(folder: Path) -> Dict[str, Any]:
@@ -118,7 +118,7 @@ def check_existing(folder: Path, settings: Dict[str, Any], data: Path) -> None:
         existing = kept_settings(folder)
         requested = {"name": existing.get("name"), "data": existing.get("data"), **settings}
         if (data / CHECKSUMS).is_file():
-            requested["data"] = fingerprint(data, existing.get("data"))
+            requested["data"] = fingerprint(data)
         check_settings(folder, existing, requested)
     elif (folder / "record.json").is_file():  # only the record was copied here
         logger.warning("%s has no settings.yaml: its settings are not checked", folder)

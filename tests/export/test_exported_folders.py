@@ -161,6 +161,7 @@ def code_blocks(readme, language):
 def test_readme_has_the_numbers_of_the_record(models, tmp_path):
     """Those of a training run, and those of a conversion."""
     record, licence = json.loads(TRAINING.read_text()), "CC BY-NC 4.0, as the images' captions"
+    record["settings"]["averaged_from"] = None
     bleu = {"before": 38.716, "after": 38.9, "signature": "nrefs:1", "references": "test.de"}
     record["parts"]["evaluation"] = {"valid loss": {"before": 2.49713, "after": 2.51}, "BLEU test": bleu}
     (tmp_path / "record.json").write_text(json.dumps(record))
@@ -211,6 +212,8 @@ def test_the_record_is_of_the_checkpoint(models, tmp_path):
             assert f"record.json must be the record of this checkpoint; {message}" in error
         else:  # a folder has the record of its checkpoint
             collab("export", output, "--to", "folder", "--output", tmp_path / f"again{number}")
+    command = ["export", one, "--to", "folder", "--output", tmp_path / "one", "--record", TRAINING]
+    assert "got that of another average" in collab(*command, status=1)  # of an average
 
 
 def test_readme_omits_unknown_facts(models, tmp_path):
@@ -238,7 +241,10 @@ def test_the_hub_reads_the_metadata(models, licence, expected, tmp_path):
     """Compared with the parser of huggingface_hub."""
     hub = pytest.importorskip("huggingface_hub")
     dataset = ["--dataset", "bentrevett/multi30k"] * bool(licence)
-    flags = [*licence, *dataset, *["--record", TRAINING] * bool(licence)]
+    content = json.loads(TRAINING.read_text())
+    content["settings"]["averaged_from"] = None
+    (tmp_path / "record.json").write_text(json.dumps(content))
+    flags = [*licence, *dataset, *["--record", tmp_path / "record.json"] * bool(licence)]
     export(models.checkpoint("collaborative"), "folder", tmp_path / "one", *flags)
     write(read_source(tmp_path / "one"), "folder", tmp_path / "two", half=True)  # keeps licence, datasets and record
     for folder in ("one", "two"):
@@ -247,7 +253,7 @@ def test_the_hub_reads_the_metadata(models, licence, expected, tmp_path):
         assert (card.data.language, card.data.pipeline_tag) == (["src", "tgt"], "translation")
         assert (card.data.library_name, card.data.datasets) == ("fairseq", dataset[1:] or None)
         assert ("\n- weights in half precision\n" in card.text) == (folder == "two")
-        scores = json.loads(TRAINING.read_text())["parts"]["scores"] if licence else {}
+        scores = content["parts"]["scores"] if licence else {}
         bleu = {test: next(s["score"] for s in scores[test]["scores"] if s["metric"] == "sacreBLEU") for test in scores}
         results = card.data.eval_results or []
         assert {result.dataset_name: result.metric_value for result in results} == pytest.approx(bleu, abs=0.0051)

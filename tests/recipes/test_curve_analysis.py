@@ -224,7 +224,8 @@ def test_runs_of_a_configuration_have_one_model_and_data(tmp_path):
     def record(seed, section="model", **changes):
         content["settings"]["seed"] = seed
         before = json.dumps(content)
-        (content["settings"]["data"] if section == "data" else content["settings"]["config"]["model"]).update(changes)
+        sections = {"data": content["settings"]["data"], "losses": content["parts"]["losses"]}
+        sections.get(section, content["settings"]["config"]["model"]).update(changes)
         path = tmp_path / f"{seed}{''.join(changes)}.json"
         path.write_text(json.dumps(content))
         content.update(json.loads(before))
@@ -238,6 +239,7 @@ def test_runs_of_a_configuration_have_one_model_and_data(tmp_path):
         ([first, *short], r"differ in .*config\.optimization\.max_update"),
         ([first, record(2, dropout=0.5)], r"differ in config\.model\.dropout"),
         ([first, record(2, section="data", changed="0" * 64)], "must have the same data"),
+        ([first, record(2, section="losses", another={})], "must have losses on the same sets"),
     ):
         with pytest.raises(UserError, match=message):
             analysis.configurations(files)

@@ -190,6 +190,7 @@ SOURCE = "--source mine.en mine.de"
         (None, "--source a.en b.en", "--languages must be two languages, such as en-de; got 'en-en'"),
         (None, "--source a.en a.de model.dropuot=1", "Key 'dropuot' not in"),
         (None, f"{SOURCE} task.source_lang=de", "task.source_lang must be en, as in --source or --languages; got de"),
+        (None, f"{SOURCE} recipe.data=x", "recipe.data is set by this recipe; give --output"),
         (None, f"{SOURCE} --output mine.en", "--output must be a writable folder; got "),
     ],
 )

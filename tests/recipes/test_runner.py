@@ -1,5 +1,6 @@
 """The runner: division of the batch, precision, folder and lock of a run, child processes and signals."""
 
+import gzip
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from recipes.runner import evaluation, machine, sweep
 from recipes.runner.folder import keep_settings, kept_settings, locked
 from recipes.runner.launch import gpu_shares, run_logged
 from recipes.runner.machine import Gpus, Machine
+from recipes.runner.recipe_run import Average, RecipeRun
 from tests import forked
 from tests.common import ROOT
 
@@ -257,12 +259,12 @@ def test_a_sweep_finishes_model_and_translations_of_an_interrupted_run(tmp_path)
     run, corpus = tmp_path / "run", tmp_path / "corpus"
     run.mkdir()
     corpus.mkdir()
-    recipe = {"blind": ["unseen"], "blind_sources": None}
+    recipe = {"blind": ["unseen"], "blind_sources": None, "corpus": str(corpus)}
     cfg = OmegaConf.create({"recipe": recipe, "task": {"source_lang": "en", "target_lang": "de"}})
     without_blind = OmegaConf.merge(cfg, {"recipe": {"blind": []}})
 
-    def finished(settings=cfg, source=str(corpus)):
-        return sweep.is_finished(run, settings, source)
+    def finished(settings=cfg):
+        return sweep.is_finished(run, settings)
 
     assert not finished(without_blind)
     (run / "record.json").touch()
@@ -274,9 +276,63 @@ def test_a_sweep_finishes_model_and_translations_of_an_interrupted_run(tmp_path)
     assert finished()  # the text is not available
     (corpus / "unseen.en.gz").touch()
     assert not finished()
-    assert finished(source=None)
+    cfg.recipe.corpus = None
+    assert finished()
     cfg.recipe.blind_sources = str(corpus)
-    assert not finished(source=None)
+    assert not finished()
     (run / "hypotheses").mkdir()
     (run / "hypotheses" / "unseen.de.gz").touch()
     assert finished()
+
+
+@pytest.fixture
+def planned(tmp_path):
+    """A run without training."""
+    recipe = dict.fromkeys(("tests", "valid_tests", "training_module", "blind_sources"), None)
+    recipe.update(valid=False, average=5, blind=["unseen"], corpus=str(tmp_path), source_option="--corpus")
+    cfg = {"recipe": recipe, "common": {"seed": 1}, "model": {"attention_from": None}, "checkpoint": {}}
+    cfg.update(task={"source_lang": "en", "target_lang": "de"}, optimization={"max_update": 2}, generation={"beam": 1})
+    places = {"output": tmp_path, "data": tmp_path}
+    return RecipeRun(OmegaConf.create(cfg), name="x", **places, machine=Machine(threads=1), command_line="y")
+
+
+def test_a_run_without_test_sets_has_a_record(planned, monkeypatch):
+    content = {"schema": 1, "kind": "training", "name": "x", "parts": {"scores": {}}}
+    for name in ("make_record", "load_average", "losses"):
+        monkeypatch.setattr(evaluation, name, lambda *_, **__: content)
+    evaluation.record(planned, Average(None, "update", 5))
+    assert json.loads((planned.output / "record.json").read_text()) == content
+    monkeypatch.setattr(evaluation, "make_record", None)
+    evaluation.record(planned, Average(None, "update", 5))  # control: an existing record stays
+
+
+def test_blind_translations_have_the_search_of_the_run_and_are_kept_if_they_cannot_be_repeated(planned, monkeypatch):
+    source, translations = planned.output / "unseen.en.gz", planned.output / "hypotheses" / "unseen.de.gz"
+    translations.parent.mkdir()
+    source.write_bytes(gzip.compress(b"a\n"))
+    commands = []
+    monkeypatch.setattr(evaluation, "run_logged", lambda command, **_: commands.append(command))
+    evaluation.translate_blind(planned, "unseen")
+    assert commands[0][-2:] == ["--beam", 1]
+    model = planned.output / "model"
+    model.mkdir()
+    (model / "record.json").write_text("former")
+    (planned.output / "record.json").write_text("other settings of decoding")
+    source.unlink()
+    with pytest.raises(UserError, match=r"unseen.de.gz must be made again, without a text: give --corpus"):
+        evaluation.publish(planned)
+    assert translations.is_file()
+    source.write_bytes(gzip.compress(b"a\n"))
+    monkeypatch.setattr(evaluation, "export", lambda *_: None)
+    monkeypatch.setattr(evaluation, "translate_blind", lambda *_: None)
+    evaluation.publish(planned)
+    assert not translations.exists()
+
+
+def test_evaluation_has_the_training_files_of_the_run_in_the_folder(planned):
+    module = "recipes/curve/masked_mixing"
+    existing = {"name": "z", "common.seed": 2, "optimization.max_update": 4, "recipe.average": 5}
+    keep_settings(planned.output, {**existing, "checkpoint.save_interval_updates": 1, "recipe.training_module": module})
+    assert evaluation.file_settings(planned) == {}
+    planned.continue_in_folder(other_average=False)
+    assert evaluation.file_settings(planned)["recipe.training_module"]["file"] == "__init__.py"

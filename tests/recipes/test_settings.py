@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from collab_fairseq.cli.main import guarded
 from fairseq_modern.errors import UserError
-from recipes.runner import cli, machine, settings, sweep
+from recipes.runner import checks, cli, machine, settings, sweep
 from recipes.runner.evaluation import export
 from recipes.runner.folder import keep_settings
 from tests.common import ROOT, rejected, run
@@ -151,6 +151,8 @@ def test_accepts_settings_that_fairseq_can_train_with(words, call, tmp_path):
         (["--runs", ""], "--runs must name at least one run, such as none:64; got ''"),
         (["--runs", "none:16:nosuch"], "--variant must be of this recipe (blocks8)"),
         (["model.key_dim=8"], "give --runs or --seeds"),
+        (["recipe.variant=blocks8"], "recipe.variant is no setting of a sweep"),
+        (["recipe.valid=true"], "recipe.valid is no setting of a sweep"),
         (["--average", "99"], "--average must be at most 20"),
         (["--submit", ""], "--submit must begin with a program that is installed; got ''"),
     ],
@@ -158,6 +160,28 @@ def test_accepts_settings_that_fairseq_can_train_with(words, call, tmp_path):
 def test_rejects_wrong_sweeps_before_any_work(words, message, call, tmp_path):
     assert_rejected(call("toy", "sweep", *words, "--output", tmp_path / "runs"), message)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_setting_of_a_sweep_equals_its_flag(call, tmp_path):
+    """In a run, recipe.output would win over the folder of the run."""
+    words = ["toy", "sweep", "--runs", "none:16 none:64", "--device", "cpu", "--dry-run"]
+    assert call(*words, f"recipe.output={tmp_path}").stdout == call(*words, "--output", tmp_path).stdout != ""
+
+
+def test_standard_heads_have_the_full_key_dimension_unless_it_is_set():
+    for words in (["--heads", "none"], ["model.collaborative_heads=none"]):
+        assert cli.read("multi30k", "all", words)[0].model.key_dim is None
+        assert cli.read("multi30k", "all", [*words, "model.key_dim=64"])[0].model.key_dim == 64
+
+
+def test_a_schedule_of_the_whole_run_has_no_stages():
+    cfg = settings.load("toy", "")
+    cfg.recipe.stages = 2
+    checks.check_averages(cfg)
+    for name in ("cosine", "tri_stage"):
+        cfg.lr_scheduler._name = name
+        with pytest.raises(UserError, match="--stages must be 1 with a schedule of the whole run"):
+            checks.check_averages(cfg)
 
 
 def test_a_file_of_references_is_for_one_test_set(call):

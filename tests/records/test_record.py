@@ -123,6 +123,11 @@ def test_training_record_is_complete_and_valid_json(tmp_path, train_log):
     assert torch.__version__.startswith(record["versions"]["torch"] or "?")  # which may include the build: 2.6.0+cu124
     assert record["hardware"] == {**trained_on, "device": "cpu"}  # that of the last part
     assert "hardware" not in training["parts"][1]
+    usage[0]["hardware"] = {**trained_on, "threads": 8}
+    write_text("\n".join(map(json.dumps, usage)), tmp_path / "usage")
+    mixed = make_record("tiny", "run.sh", checkpoint=checkpoint, losses={}, scores=scores, **files)["parts"]["training"]
+    assert {mixed[name] for name in ("wall_seconds", "train_seconds", "words_per_second")} == {None}
+    assert mixed["parts"] == training["parts"]
     write_text(json.dumps({"log_from": 0}), tmp_path / "usage")  # an earlier version, killed
     earlier = make_record("tiny", "run.sh", threads=4, checkpoint=checkpoint, losses={}, scores=scores, **files)
     assert [earlier["parts"]["training"][name] for name in ("wall_seconds", "train_seconds")] == [None, None]

@@ -87,6 +87,10 @@ def test_seeds_of_a_row_have_the_same_averaging_decoding_and_files(runs, setting
     with pytest.raises(UserError, match=f"differ in {setting}: omit some runs, or group by it"):
         frame(row, ("heads", "key_dim"))
     assert frame(row, ("heads", "key_dim", setting))["row"].nunique() == 2
+    if setting == "averaged":  # the same number from another part of training
+        row[2][field] = [{**one[0], "num_updates": 30}]
+        with pytest.raises(UserError, match="differ in averaged"):
+            frame(row, ("heads", "key_dim"))
     for run in row[:2]:
         del run[field]
     if setting == "decoding":  # as in records of earlier versions
