@@ -33,13 +33,16 @@ class HeadMaps(NamedTuple):
     value: Tensor
 
 
+def is_replaced(projection: nn.Module) -> bool:
+    """Whether ``forward`` is not that of the class. accelerate, which moves inputs, replaces it and leaves its hook."""
+    return "forward" in vars(projection) and not hasattr(projection, "_hf_hook")
+
+
 def check_plain(*projections: nn.Module) -> None:
     """Raise AttentionError unless weight and bias determine what each projection computes; hooks aside."""
     for projection in projections:
         types = type(projection), type(getattr(projection, "weight", None))
-        # accelerate, which moves inputs between devices, replaces forward and leaves its hook
-        replaced = "forward" in vars(projection) and not hasattr(projection, "_hf_hook")
-        if types != (nn.Linear, nn.Parameter) or replaced:
+        if types != (nn.Linear, nn.Parameter) or is_replaced(projection):
             raise AttentionError(
                 "a projection must be a torch.nn.Linear with Parameter and the forward of its class; got "
                 f"{' with '.join(each.__name__ for each in types)}: merge or unload adapters and quantisation"

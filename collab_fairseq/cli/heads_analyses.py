@@ -128,6 +128,9 @@ def _prune_fairseq(args: argparse.Namespace, names: List[str]) -> Tuple[Record, 
         check_references(trained, references(args.reference), args.sentences)
         sites = attention_hooks.sites_of(args.sites, attention_layers(trained.model))
         dataset(trained, args.split)  # raises an error if there is none
+    texts = [text_setting(trained, args.split, args.sentences) for trained in models]
+    if any(text != texts[0] for text in texts):
+        raise UserError(f"several checkpoints must have the same split {args.split}; got others: give --data")
     record: Any = None
     curves = []
     for trained, name in zip(models, names, strict=True):

@@ -17,6 +17,7 @@ random heads of the same shape: only a difference from them was learned. Capture
 the weights, so that normal entries of any variance, as at initialisation, give the same.
 """
 
+import bisect
 import itertools
 from typing import Any, Dict, List, Mapping, Sequence
 
@@ -153,12 +154,8 @@ def _stacked(heads: Sequence[Sequence[float]]) -> Tensor:
 
 
 def _components(energy: Sequence[float]) -> List[int]:
-    numbers = []
-    for share in SHARES:
-        # rounding can leave the last share a little below 1
-        enough = (number for number, value in enumerate(energy, 1) if value >= share - 1e-12)
-        numbers.append(next(enough, len(energy)))
-    return numbers
+    # rounding can leave the last share a little below 1
+    return [min(bisect.bisect_left(energy, share - 1e-12) + 1, len(energy)) for share in SHARES]
 
 
 def report(layers: Layers) -> str:

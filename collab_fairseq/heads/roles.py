@@ -137,16 +137,16 @@ def measure(
     max_tokens: int = 4000,
     sentences: Optional[int] = None,
 ) -> None:
-    """Add ``relevance`` to the record, ``syntax`` if there are ``parses`` (CoNLL-U), and ``looks`` (:func:`roles`).
+    """Add ``syntax`` to the record if there are ``parses`` (CoNLL-U), ``relevance``, and ``looks`` (:func:`roles`).
 
-    The first two need few sentences and have conditions, so that errors come early.
+    The first two have conditions, so that errors come early.
     """
     parsed = read_conllu(parses)[:sentences] if parses else []
+    if parsed:
+        record.part("syntax", lambda: syntax(trained, split, parsed, max_tokens=max_tokens))
     if relevance_sentences:
         batching: Dict[str, Any] = {"sentences": relevance_sentences, "max_tokens": min(1000, max_tokens)}
         record.part("relevance", lambda: relevance(trained, split, **batching))
-    if parsed:
-        record.part("syntax", lambda: syntax(trained, split, parsed, max_tokens=max_tokens))
     record.part("looks", lambda: roles(trained, split, max_tokens=max_tokens, sentences=sentences))
 
 

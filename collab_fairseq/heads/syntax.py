@@ -162,8 +162,7 @@ Keys = Mapping[Tuple[int, int], Sequence[int]]
 
 def _keys_by_query(maps: AttentionMaps) -> Keys:
     _, keys, positions = argmax_keys(maps)
-    queries = [(sentence, position) for sentence, position in positions.tolist()]
-    return dict(zip(queries, keys.tolist(), strict=True))
+    return dict(zip(map(tuple, positions.tolist()), keys.tolist(), strict=True))
 
 
 class _Counts:

@@ -52,10 +52,15 @@ def load_tokenizer(path: PathLike) -> Any:
     Raises:
         UserError: its files are missing.
     """
+    problem = f"{os.fspath(path)} must contain the files of the model's tokenizer"
     try:
-        return AutoTokenizer.from_pretrained(path, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, TypeError, ValueError) as error:
-        raise UserError(f"{os.fspath(path)} must contain the files of the model's tokenizer") from error
+        raise UserError(problem) from error
+    # without files, transformers can return a tokenizer that knows no words
+    if not any(os.path.isfile(os.path.join(path, name)) for name in tokenizer.vocab_files_names.values()):
+        raise UserError(problem)
+    return tokenizer
 
 
 def text_batches(

@@ -81,16 +81,18 @@ class Shape(NamedTuple):
         return cls(**fields)
 
 
-def torch_mask(mask: Optional[Tensor], causal: bool, rows: int, queries: int, keys: int) -> Optional[Tensor]:
+def torch_mask(mask: Optional[Tensor], causal: bool, queries: Tensor, keys: int) -> Optional[Tensor]:
     """A mask of ``transformers`` in torch's convention, (N, 1 or H, T, S) or (T, S); None if all keys are visible.
 
     Args:
         mask: broadcasts to (N, H, T, S), boolean (True: visible) or additive; None: ``causal`` or no mask.
+        queries: (N, T, D). keys: S.
     """
+    rows, length = queries.shape[:2]
     if mask is None:
-        return torch.ones(queries, keys, dtype=torch.bool).triu(1) if causal else None
-    mask = ~mask if mask.dtype == torch.bool else mask
-    return mask[..., :keys].expand(rows, -1, queries, keys)
+        return torch.ones(length, keys, dtype=torch.bool, device=queries.device).triu(1) if causal else None
+    mask = (~mask if mask.dtype == torch.bool else mask).to(queries.device)
+    return mask[..., :keys].expand(rows, -1, length, keys)
 
 
 class CollaborativeHeads(nn.Module):
@@ -200,8 +202,7 @@ class CollaborativeHeads(nn.Module):
         # transformers passes every mask to eager attention; with sdpa, no mask can mean a causal one
         layer_is_causal = getattr(self, "is_causal", False) if is_causal is None else is_causal
         causal = implementation == "sdpa" and query_len > 1 and bool(layer_is_causal)
-        mask = torch_mask(attention_mask, causal, rows, query_len, key_len)
-        mask = None if mask is None else mask.to(query.device)
+        mask = torch_mask(attention_mask, causal, query, key_len)
         mask_heads = 1 if mask is None or mask.dim() == 2 else mask.size(1)
         combined = combine(None, mask, False, (rows, mask_heads, query_len, key_len), query)
         additive, hidden = (None, None) if combined is None else combined

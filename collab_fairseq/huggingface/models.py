@@ -17,7 +17,7 @@ from transformers import AlbertConfig, AutoConfig, BertConfig, DistilBertConfig,
 from transformers.models.auto import modeling_auto
 
 from collab_fairseq.attention import AttentionError
-from collab_fairseq.attention.factors import HeadFactors, ScoreWeights, check_plain, standard_heads
+from collab_fairseq.attention.factors import HeadFactors, ScoreWeights, check_plain, is_replaced, standard_heads
 from collab_fairseq.attention.masks import multiply_heads
 
 from .layers import COLLABORATIVE, CollaborativeHeads, Shape, names_of
@@ -159,8 +159,7 @@ def check_convertible(model: Any) -> None:
         known = ", ".join(config.model_type for config in CONFIGS)
         raise AttentionError(f"the architecture must be one of {known}; got {model.config.model_type}")
     for name, module in model.named_modules():
-        # accelerate, which moves inputs between devices, leaves its hook
-        if isinstance(module, nn.Linear) and "forward" in vars(module) and not hasattr(module, "_hf_hook"):
+        if isinstance(module, nn.Linear) and is_replaced(module):
             raise AttentionError(f"{name} must have the forward of its class; it has been replaced: merge or unload it")
 
 

@@ -77,7 +77,7 @@ def draw_scores(runs: Sequence[TrainingRecord], path: PathLike, x: str, y: str, 
             axis.locator_params(axis="x", nbins=5)
             axis.ticklabel_format(axis="x", useOffset=False)
             axis.set(xlabel=_X[x], ylabel=METRICS[y], title=test)
-        figure.legend(*_handles(axes), loc="outside upper left")
+        figure.legend(*handles_of(axes), loc="outside upper left")
 
 
 def _points(data: Any, x: str, test: str, metric: str) -> Dict[str, List[_Point]]:
@@ -141,7 +141,7 @@ def draw_losses(runs: Sequence[TrainingRecord], path: PathLike, group_by: Sequen
         if reference:
             axis.axhline(0, color=COLOURS["reference"], linewidth=0.8)
         axis.set(xlabel="updates", ylabel=ylabel)
-        figure.legend(*_handles([axis]), loc="outside upper left")
+        figure.legend(*handles_of([axis]), loc="outside upper left")
 
 
 def _loss_rows(data: Any, group_by: Sequence[str]) -> Dict[str, _Row]:
@@ -203,7 +203,7 @@ def _look(label: str, labels: Sequence[str]) -> Dict[str, str]:
     return look(_meaning(label), variants.index(label))
 
 
-def _handles(axes: Sequence[Any]) -> Tuple[List[Any], List[str]]:
+def handles_of(axes: Sequence[Any]) -> Tuple[List[Any], List[str]]:
     """Handles and labels of all axes, each label once."""
     handles: Dict[str, Any] = {}
     for axis in axes:

@@ -223,8 +223,13 @@ def allocate_ranks(divergences_by_layer: Mapping[str, DivergenceByRank], budget:
     return key_dims
 
 
-def check_budget(ranks: Mapping[str, int], budget: float) -> None:
-    """Raise an error, before anything is measured, if the budget is too small or too large for these key dimensions."""
+def check_size(ranks: Mapping[str, int], key_dim: Optional[int], budget: Optional[float]) -> None:
+    """Raise an error, before anything is measured, if these key dimensions do not allow the new one or the budget."""
+    least = min(ranks.values())
+    if key_dim is not None and key_dim > least:
+        raise AttentionError(f"the shared key dimension must be between 1 and {least}; got {key_dim}")
+    if budget is None:
+        return
     mean = sum(ranks.values()) / len(ranks)
     if budget > mean:
         raise AttentionError(f"the budget is too large: it must be at most mean:{mean:g}; got mean:{budget:g}")

@@ -45,6 +45,7 @@ from collab_fairseq.modules.sites import swapped_modules
 from collab_fairseq.progress import shown
 from collab_fairseq.records.record import Record
 from collab_fairseq.scoring.references import read_lines
+from collab_fairseq.translation.tokenizer import require
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import new_folder
 
@@ -140,10 +141,15 @@ def _pools_first(folder: Path) -> bool:
 
 
 def read_texts(path: PathLike, what: str) -> List[Text]:
-    """A text per line; if every line has one tab, the two texts of a pair. Empty lines are skipped."""
-    lines = [line for line in read_lines(path, what) if line.strip()]
-    pairs = bool(lines) and all(line.count("\t") == 1 for line in lines)
-    return [tuple(line.split("\t")) if pairs else (line,) for line in lines]
+    """A text per line, or the two texts of a pair, separated by a tab. Empty lines are skipped.
+
+    Raises:
+        UserError: the file cannot be read, or its lines have different numbers of texts, or more than two.
+    """
+    texts = [tuple(line.split("\t")) for line in read_lines(path, what) if line.strip()]
+    if {len(text) for text in texts} not in (set(), {1}, {2}):
+        raise UserError(f"{what} must have one tab in every line (pairs), or none; got others in {os.fspath(path)}")
+    return texts
 
 
 def divergence(expected: Tensor, got: Tensor, is_encoder: bool) -> Tensor:
@@ -224,6 +230,7 @@ class Examples(NamedTuple):
 
     @classmethod
     def read(cls, folder: PathLike, source: Source) -> "Examples":
+        require("sklearn.metrics", "huggingface")  # for metrics(), after the conversion
         path = os.path.join(folder, "validation.jsonl")
         texts, labels = read_examples(read_lines(path, "the examples"), path, None, "label", source.model)
         if {len(text) for text in texts} not in ([{2}] if source.is_encoder else [{1}, {2}]):
@@ -302,13 +309,15 @@ def convert_folder(folder: PathLike, output_folder: PathLike, settings: Settings
     origin = dict(score_weights(source.model))
     budget, steps = allocation.parse_budget(settings.budget) if settings.budget else None, Steps(settings)
     kept: Optional[Record] = None
-    if budget:
-        allocation.check_budget({name: scores.heads.rank for name, scores in origin.items()}, budget)
+    ranks = {name: scores.heads.rank for name, scores in origin.items()}
+    allocation.check_size(ranks, settings.key_dim, budget)
     evaluation = read_evaluation(str(settings.evaluate), source) if settings.evaluate else None
-    texts: List[Text] = []
+    texts = read_texts(settings.calibration, "the calibration text") if settings.calibration else []
+    distill_texts = read_texts(settings.distill_text, "the text of --distill-text") if settings.distill_text else texts
+    if settings.distill and not distill_texts:
+        raise UserError(f"the text of --distill-text must have at least one text; got none in {settings.distill_text}")
     calibrations = divergences = distillation = None
     if settings.calibration:
-        texts = read_texts(settings.calibration, "the calibration text")
         batches = source.batches(texts)
         tokens = sum(int(batch["attention_mask"].sum()) for batch in batches)
         width = source.model.config.hidden_size
@@ -319,7 +328,6 @@ def convert_folder(folder: PathLike, output_folder: PathLike, settings: Settings
         calibrations = calibrate(source.model, shown(batches, "calibration", "batches"))
     else:
         logger.warning("no --calibration: the fit is unweighted and loses more quality")
-    distill_texts = read_texts(settings.distill_text, "the text of --distill-text") if settings.distill_text else texts
     key_dims: Any = dict.fromkeys(origin, settings.key_dim)
     if budget:
         tokens_of_texts = (tensor for batch in batches for _, tensor in sorted(batch.items()))

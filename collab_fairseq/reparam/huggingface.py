@@ -84,8 +84,7 @@ def calibrate(
         source = arguments.get("key_value_states", arguments.get("encoder_hidden_states"))
         keys = queries if source is None else source
         causal = model.config._attn_implementation != "eager" and bool(getattr(layer, "is_causal", False))
-        size = (queries.size(0), queries.size(1), keys.size(1))
-        mask = torch_mask(arguments.get("attention_mask"), causal, *size)
+        mask = torch_mask(arguments.get("attention_mask"), causal, queries, keys.size(1))
         padding = _padding(model, batch, model.config.is_encoder_decoder and name.startswith("decoder."))
         calibrators[name].update(queries, keys, attn_mask=mask, query_padding_mask=padding)
 

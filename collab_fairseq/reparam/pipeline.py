@@ -19,7 +19,7 @@ from . import allocation, fairseq
 from .calibrate import Calibration
 from .distill import BATCH_TOKENS, distill
 from .scores import ScoreFit, fit_layers
-from .text import digest, text_of, tokens_of
+from .text import digest, sentences_of, text_of, tokens_of
 
 logger = logging.getLogger(__name__)
 
@@ -159,11 +159,12 @@ def convert_model(checkpoint: PathLike, output: PathLike, settings: Settings, co
     layer_ids = fairseq.layer_ids(trained, settings.sites)
     if budget or settings.distill:
         trained.check_logits("a budget or distillation; give --key-dim without --distill")
-    if budget:
-        scores = fairseq.scores_by_layer(trained, layer_ids)
-        allocation.check_budget({layer_id: scores[layer_id].heads.rank for layer_id in layer_ids}, budget)
+    scores = fairseq.scores_by_layer(trained, layer_ids)
+    allocation.check_size({layer_id: each.heads.rank for layer_id, each in scores.items()}, settings.key_dim, budget)
     if settings.evaluate:
         translation.check_test_splits(trained, settings.references)
+    if settings.distill_text:
+        sentences_of(settings.distill_text, trained, "--distill-text")  # raises an error if there are none
 
     text = calibrations = divergences = distillation = distill_text = kept = None
     steps = Steps(settings)

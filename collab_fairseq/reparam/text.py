@@ -35,21 +35,11 @@ def text_of(
         sentences from the start of the split.
     """
     name = option.lstrip("-")
-    if os.path.isfile(flag):
+    split, sentences = sentences_of(flag, trained, option)
+    if not split:
         sources = read_lines(flag, f"the sentences of {option}")
-        description = f"{len(sources)} sentences, {os.path.basename(flag)}"
+        description = f"{sentences} sentences, {os.path.basename(flag)}"
     else:
-        split, _, number = flag.partition(":")
-        splits = translation.splits(trained)
-        if split not in splits:
-            known = ", ".join(splits) or "none"
-            raise UserError(
-                f"{option} must be SPLIT:N or SOURCE; got {flag}, which is neither a file nor a split of the data-bin "
-                f"({known})"
-            )
-        if number and not (number.isdigit() and int(number) > 0):
-            raise UserError(f"the number of sentences in {option} must be at least 1; got {flag}")
-        sentences = min(int(number) if number else _DEFAULT_SENTENCES, len(dataset(trained, split)))
         description = f"the first {sentences} sentences of {split}"
         if seed is None:
             return split, {"text": description, "sentences": sentences}
@@ -57,6 +47,23 @@ def text_of(
     translation.add_text(trained, name, sources, _translated(trained, sources, name, max_tokens, seed))
     description += " and its translation by the model" if seed is None else ", translations drawn from the model"
     return name, {"text": description, "sentences": len(sources)}
+
+
+def sentences_of(flag: str, trained: TrainedModel, option: str) -> Tuple[str, int]:
+    """The split of ``SPLIT:N``, or an empty name for ``SOURCE``, and the number of sentences."""
+    if os.path.isfile(flag):
+        return "", len(read_lines(flag, f"the sentences of {option}"))
+    split, _, number = flag.partition(":")
+    splits = translation.splits(trained)
+    if split not in splits:
+        known = ", ".join(splits) or "none"
+        raise UserError(
+            f"{option} must be SPLIT:N or SOURCE; got {flag}, which is neither a file nor a split of the data-bin "
+            f"({known})"
+        )
+    if number and not (number.isdigit() and int(number) > 0):
+        raise UserError(f"the number of sentences in {option} must be at least 1; got {flag}")
+    return split, min(int(number) if number else _DEFAULT_SENTENCES, len(dataset(trained, split)))
 
 
 def tokens_of(trained: TrainedModel, split: str, sentences: int) -> Iterable[Tensor]:

@@ -144,14 +144,18 @@ def convert(args: argparse.Namespace, method: str, key_dim: int, data: Dict[str,
     return dict(record["parts"])
 
 
-def measure_speed(args: argparse.Namespace) -> Dict[str, Any]:
-    """The parts of the record of the speed of the source and of the calibrated models."""
+def speed_record(args: argparse.Namespace) -> Record:
+    """The record of the speed of the source and of the calibrated models, new or as it is in the folder."""
     torch.set_num_threads(1)
-    folders = {"source": args.model, **{str(n): args.output / f"calibrated-{n}" for n in args.key_dims}}
-    models = {name: Source.load(folder, "cpu").model for name, folder in folders.items()}
     settings = {"model": file_setting(args.model), "key_dims": args.key_dims, "batch": BATCH, "repeats": REPEATS}
     path = args.output / "speed.json"
-    record = Record("study", "embeddings-speed", command(PROGRAM), settings, path, fixed=("hardware",))
+    return Record("study", "embeddings-speed", command(PROGRAM), settings, path, fixed=("hardware",))
+
+
+def measure_speed(args: argparse.Namespace, record: Record) -> Dict[str, Any]:
+    """Add the speed to its record; returns its parts."""
+    folders = {"source": args.model, **{str(n): args.output / f"calibrated-{n}" for n in args.key_dims}}
+    models = {name: Source.load(folder, "cpu").model for name, folder in folders.items()}
     record.part("bytes", lambda: {n: (Path(f) / "model.safetensors").stat().st_size for n, f in folders.items()})
     record.part("rates", lambda: {str(length): sentences_per_second(models, length) for length in LENGTHS})
     return record.parts
@@ -187,11 +191,12 @@ def markdown(arguments: Sequence[str], folder: str = ".") -> str:
         fetch(task, args.data)
     args.output.mkdir(parents=True, exist_ok=True)
     data = write_texts(args.data, args.output)
+    speed = None if args.no_speed else speed_record(args)
     wanted = list(itertools.product(args.key_dims, args.methods))
     conversions: Dict[str, Dict[str, Any]] = {}
     for number, (key_dim, method) in enumerate(wanted, 1):
         logger.info("%d of %d: %s-%s", number, len(wanted), method, key_dim)
         conversions[f"{method}/{key_dim}"] = convert(args, method, key_dim, data)
-    text = table(conversions, {} if args.no_speed else measure_speed(args))
+    text = table(conversions, measure_speed(args, speed) if speed else {})
     write_text(text, args.output / "table.md")
     return text

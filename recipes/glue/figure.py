@@ -9,7 +9,7 @@ import argparse
 import math
 import statistics
 from pathlib import Path
-from typing import Any, Dict, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 from collab_fairseq.files import PathLike
 from collab_fairseq.records.drawing import (
@@ -23,6 +23,7 @@ from collab_fairseq.records.drawing import (
     legend_height,
     points,
 )
+from collab_fairseq.records.figures import handles_of
 from collab_fairseq.records.record import load
 from collab_fairseq.scoring.significance import Interval
 from fairseq_modern.errors import UserError
@@ -64,9 +65,11 @@ def draw(records: Sequence[Mapping[str, Any]], path: PathLike) -> None:
     rows = math.ceil(len(tasks) / columns)
     legend = legend_columns(path, len(LINES) + len(LEVELS), narrow=1)
     height = 0.2 + 2.2 * rows + legend_height(len(LINES) + len(LEVELS), legend)
+    numbers = [len(scores) for task in tasks for stage in study.stages if (scores := study.by_seed(stage, task))]
+    seeds = f"{min(numbers)} to {max(numbers)}" if min(numbers) < max(numbers) else str(max(numbers))
     title = f"Score against the shared key dimension, {study.model['name']}"
     description = (
-        f"GLUE validation sets. Points: median over the seeds {', '.join(map(str, study.seeds))}; bars: their range. "
+        f"GLUE validation sets. Points: median over the seeds (their number: {seeds}); bars: their range. "
         f"Standard heads have the key dimension {study.model['width']}, summed over heads. Higher is better."
     )
     with drawing(path, height, title, description) as figure:
@@ -75,11 +78,7 @@ def draw(records: Sequence[Mapping[str, Any]], path: PathLike) -> None:
             _panel(axis, study, task)
         for axis in axes[len(tasks) :]:
             axis.set_visible(False)
-        handles: Dict[str, Any] = {}
-        for axis in axes:
-            for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
-                handles.setdefault(label, handle)
-        figure.legend(handles.values(), handles, loc="outside upper center", ncols=legend)
+        figure.legend(*handles_of(axes), loc="outside upper center", ncols=legend)
 
 
 def _panel(axis: Any, study: Study, task: str) -> None:

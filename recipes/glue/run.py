@@ -34,6 +34,7 @@ from recipes import ROOT
 from recipes.glue.paper import PAPER
 from recipes.glue.table import CONSTANT, STANDARD, table
 from recipes.glue.tasks import GLUE, TASKS, fetch, read, rehearsal
+from recipes.runner.options import number
 
 logger = logging.getLogger("glue")
 #: number of training examples in which unknown tokens are counted
@@ -53,7 +54,7 @@ class Study:
 
     def __init__(self, name: str, args: argparse.Namespace) -> None:
         self.name, self.task, self.args = name, TASKS[name], args
-        self.epochs = args.epochs or self.task.epochs
+        self.epochs = self.task.epochs if args.epochs is None else args.epochs
         self.device = "cpu" if args.device == "cpu" or not torch.cuda.is_available() else "cuda"
         self.tokenizer = AutoTokenizer.from_pretrained(args.model)
         data = args.data / name
@@ -227,7 +228,7 @@ def main() -> None:
     add("--lr", type=float, help="learning rate (default: 2e-5; 1e-3 in the rehearsal)")
     add("--batch-size", type=int, default=32, help="examples per training batch (default: %(default)s)")
     add("--max-length", type=int, default=128, help="maximum number of tokens of an example (default: %(default)s)")
-    add("--calibration", type=int, default=256, help="calibration sentences; 0: none (default: %(default)s)")
+    add("--calibration", type=number, default=256, help="calibration sentences; 0: none (default: %(default)s)")
     add("--discard", action="store_true", help="keep the standard models only; the record keeps all scores")
     add("--sentences", type=int, default=4000, help="training sentences of the rehearsal (default: %(default)s)")
     text = "auto (a GPU if available) or cpu (default: %(default)s)"
@@ -244,22 +245,21 @@ def main() -> None:
     if args.rehearse:
         torch.set_num_threads(1)
         args.key_dims = args.key_dims or [8, 2]
-        args.lr = args.lr or 1e-3
+        args.lr = 1e-3 if args.lr is None else args.lr
         inputs = args.output / f"input-{args.rehearse}-{args.sentences}"
         args.model, args.data, args.tasks = str(inputs / args.rehearse), inputs / "data", "toy"
         rehearsal(inputs, args.rehearse, args.sentences, seed=1)  # one model and data for all seeds
     else:
         args.key_dims = args.key_dims or paper_key_dims(name)
-        args.lr = args.lr or 2e-5
+        args.lr = 2e-5 if args.lr is None else args.lr
     if not args.key_dims:
         parser.error(f"--key-dims is required: the paper has no key dimensions for {name}")
     check_key_dims(args.key_dims, args.model)
     for task in args.tasks.split(","):
         fetch(task, args.data)
-    records = []
     with contextlib.redirect_stdout(sys.stderr):  # the Trainer prints to standard output
-        for task in args.tasks.split(","):
-            study = Study(task, args)
+        studies = [Study(task, args) for task in dict.fromkeys(args.tasks.split(","))]  # before the first stage
+        for study in studies:
             study.stage(CONSTANT)
             study.stage(STANDARD)
             for key_dim in args.key_dims:
@@ -268,7 +268,7 @@ def main() -> None:
                 if args.discard:
                     for kind in ("converted", "tuned"):
                         shutil.rmtree(study.folder(f"{kind}/{key_dim}"), ignore_errors=True)
-            records.append(study.record.content)
+    records = [study.record.content for study in studies]
     write_text(table(records), args.output / "table.md")
     sys.stdout.write(table(records))
 

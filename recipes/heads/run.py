@@ -90,11 +90,10 @@ def analyse(args: argparse.Namespace, machine: Machine, output: Path) -> None:
     ranking = ["--importance", output / f"{name}.importance.json"]
     heads("redundancy")
     heads("importance", *data)
+    heads("roles", *data, *ranking, *(["--parses", args.parses] if args.parses else []))  # first: parses may not match
     heads("ablate", *data, *tests, *limit)
     heads("prune", *data, *tests, *ranking, "--by-site", *limit)
     heads("prune-raw", *data, *tests, *ranking, "--ranking", "raw", *limit)
-    parses = ["--parses", args.parses] if args.parses else []
-    heads("roles", *data, *ranking, *parses)
     if args.penalties:
         train_with_gates(args, machine, output, source)
     write_text(page.page(output, name), output / "table.md")

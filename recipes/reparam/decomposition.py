@@ -157,6 +157,7 @@ def table(parts: Mapping[str, Any]) -> str:
     """Medians over the seeds, and the range of the seconds, in Markdown."""
     found = results(parts)
     with_labels = SPEARMAN in parts.get("source", {})
+    most = max((len(of_seeds) for by_dim in found.values() for of_seeds in by_dim.values()), default=0)
     header = ["key dimension", "method", "seconds", "error", "cosine"]
     rows = [[*header, "STS-B", "difference"] if with_labels else header]
     for key_dim in sorted({dim for by_dim in found.values() for dim in by_dim}, reverse=True):
@@ -167,6 +168,7 @@ def table(parts: Mapping[str, Any]) -> str:
             middle = {name: statistics.median(each[name] for each in of_seeds) for name in ("seconds", "error", COSINE)}
             seconds = [each["seconds"] for each in of_seeds]
             extent = f" ({min(seconds):.1f}–{max(seconds):.1f})" if len(seconds) > 1 else ""
+            extent += f", {len(seconds)} of {most} seeds" if len(seconds) < most else ""
             cells = [f"{middle['seconds']:.1f}{extent}", f"{middle['error']:.4f}", f"{middle[COSINE]:.4f}"]
             if with_labels:
                 score = statistics.median(each[SPEARMAN] for each in of_seeds)

@@ -83,7 +83,8 @@ def measure_all(args: argparse.Namespace) -> None:
     words = ["git", "rev-parse", "HEAD"]
     before = subprocess.run(words, cwd=args.before, check=True, capture_output=True, text=True).stdout.strip()
     settings = {"layers": args.layers, "width": WIDTH, "heads": HEADS, "rank": RANK, "before": before}
-    record = Record("study", "fit", command("python -m recipes reparam fit_speed"), settings, args.record)
+    line = command("python -m recipes reparam fit_speed")
+    record = Record("study", "fit", line, settings, args.record, fixed=("hardware",))
     checkouts = {"before": args.before.resolve(), "after": ROOT, "parafac": ROOT}
     for threads in args.threads:
         runs: Dict[str, Any] = {name: [] for name in checkouts}

@@ -15,6 +15,7 @@ from recipes.reparam import report, study
 from recipes.runner.cli import show_messages
 from recipes.runner.finetune import build_parser, finetune, open_folder
 from recipes.runner.options import number
+from recipes.runner.summary import check_packages
 
 logger = logging.getLogger("recipe")
 
@@ -53,6 +54,7 @@ def main() -> None:
         if ranks and not ranks & {*args.ranks}:
             listed = " ".join(map(str, args.ranks))
             raise UserError(f"--{option.replace('_', '-')} must include one of --ranks, {listed}; got none of them")
+    check_packages()
     show_messages("reparam")
     os.environ["OMP_NUM_THREADS"] = str(args.threads)
     torch.set_num_threads(args.threads)

@@ -29,7 +29,7 @@ from typing import Any, Dict
 import torch
 
 from collab_fairseq import checkpoints, translation
-from collab_fairseq.cli.options import command
+from collab_fairseq.cli.options import command, positive
 from collab_fairseq.records.record import Record
 from collab_fairseq.reparam import HeadFactors, ScoreWeights, relative_error
 from collab_fairseq.reparam.allocation import allocate_ranks, measure_divergences
@@ -37,6 +37,7 @@ from collab_fairseq.reparam.fairseq import calibrate, converted_state, layer_ids
 from collab_fairseq.reparam.pipeline import FittedModel, fit_model
 from collab_fairseq.reparam.text import text_of
 from collab_fairseq.translation.text import dataset
+from recipes.runner.options import number
 
 logger = logging.getLogger("recipe")
 
@@ -59,11 +60,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     ):
         help_text = f"{text} (default: {' '.join(map(str, default))})"
         add(name, type=Fraction, nargs="*", default=default, metavar="R", help=help_text)
-    add("--distill", type=int, default=2000, metavar="N", help="distillation steps; 0: none (default: 2000)")
+    add("--distill", type=number, default=2000, metavar="N", help="distillation steps; 0: none (default: 2000)")
     text = "sentences of train to distill on (default: 29000)"
-    add("--unlabelled", type=int, default=29000, metavar="N", help=text)
+    add("--unlabelled", type=positive, default=29000, metavar="N", help=text)
     text = "sentences of train to calibrate on (default: 400)"
-    add("--calibration", dest="sentences", type=int, default=400, metavar="N", help=text)
+    add("--calibration", dest="sentences", type=positive, default=400, metavar="N", help=text)
     text = "seeds of the decomposition (default: 1 2 3)"
     add("--seeds", type=int, nargs="+", default=[1, 2, 3], metavar="N", help=text)
 
@@ -104,7 +105,7 @@ class Study:
         self.origin = scores_by_layer(self.trained, self.layer_ids)
         translation.check_test_splits(self.trained, dict(args.reference))  # raises an error if a file is missing
         line, file = command("recipes/reparam/run.sh"), output / f"{args.name}.json"
-        about: Dict[str, Any] = {"threads": args.threads, "repository": Path(__file__).parent}
+        about: Dict[str, Any] = {"threads": args.threads, "repository": Path(__file__).parent, "fixed": ("hardware",)}
         self.record = Record("study", args.name, line, self.settings(), file, **about)
         self.fit_parafac = functools.cache(self._fit_parafac)  # paper and authors share the factors
 

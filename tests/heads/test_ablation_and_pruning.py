@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -250,6 +251,19 @@ def test_mistakes_are_found_before_the_work(words, message, states, references, 
     monkeypatch.chdir(tmp_path)
     printed = collab(*words.replace("GOOD", str(references)).split(), "--data", tiny_data, "--device", "cpu", status=1)
     assert re.search(message, printed)
+
+
+def test_checkpoints_of_a_figure_have_one_text(states, references, tiny_data, tmp_path, monkeypatch):
+    other = shutil.copytree(tiny_data, tmp_path / "other")
+    for path in other.glob("valid.*"):
+        shutil.copy(path.with_name(path.name.replace("valid", "test")), path)
+    for name, data in (("one.pt", tiny_data), ("two.pt", other)):
+        state = copy.deepcopy(states["standard"])
+        state["cfg"]["task"]["data"] = str(data)
+        checkpoints.save(state, tmp_path / name)
+    monkeypatch.setattr(pruning, "prune", lambda *_, **__: pytest.fail("the work has begun"))
+    command = ["prune", tmp_path / "one.pt", tmp_path / "two.pt", "--reference", f"test={references}"]
+    assert "several checkpoints must have the same split valid" in collab(*command, "--device", "cpu", status=1)
 
 
 def test_random_orders_of_a_record_have_its_sites(states, references, tiny_data, tmp_path, monkeypatch):

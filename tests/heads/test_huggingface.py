@@ -303,7 +303,10 @@ GOOD_TEXT = ["--text", "text.jsonl", "--fields"]
         (["importance", "bert"], "needs --text FILE.jsonl"),
         (["ablate", "bert", *TEXT, "word", "--reference", "test=x"], "--reference applies to fairseq checkpoints"),
         (["importance", "bare", *TEXT, "word"], "must be a model for sequence classification"),
-        (["importance", "bert-without-tokenizer", *GOOD_TEXT, "premise"], "text.jsonl: at most 25% of the tokens may"),
+        (
+            ["importance", "bert-without-tokenizer", *GOOD_TEXT, "premise"],
+            "must contain the files of the model's token",
+        ),
         (["ablate", "marian-without-tokenizer", *GOOD_TEXT, "premise"], "must contain the files of the model's token"),
         (["importance", "bert-12-without-tokenizer", *GOOD_TEXT, "premise"], "must contain the files of the model's"),
         (["importance", "bert", *GOOD_TEXT, "premise,hypothesis,text"], "must be one or two names; got premise,hyp"),

@@ -251,9 +251,10 @@ def test_head_without_output_has_no_relevance(trained):
 def test_mistakes_are_found_before_the_roles(trained, text, tmp_path, monkeypatch):
     path = tmp_path / "bad.conllu"
     path.write_text(text, encoding="utf-8")
-    monkeypatch.setattr(roles, "roles", lambda *arguments, **options: pytest.fail("the roles were computed"))
+    for name in ("relevance", "roles"):
+        monkeypatch.setattr(roles, name, lambda *arguments, **options: pytest.fail("the work has begun"))
     with pytest.raises(UserError, match="has no sentences" if not text else "none of the 1 parses matches"):
-        roles.measure(trained, "valid", Record("heads", "roles", "", {}), parses=path, relevance_sentences=0)
+        roles.measure(trained, "valid", Record("heads", "roles", "", {}), parses=path, relevance_sentences=3)
 
 
 def test_command_prints_and_draws(tiny_run, tiny_data, parses, tmp_path, monkeypatch):

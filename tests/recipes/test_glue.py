@@ -152,6 +152,7 @@ def test_figure_5(tmp_path):
     content = (tmp_path / "figure.pdf").read_bytes()
     assert content == (tmp_path / "again.pdf").read_bytes()
     assert b"/Title (Score against the shared key dimension, small)" in content
+    assert "median over the seeds (their number: 3)" in (tmp_path / "figure.txt").read_text(encoding="utf-8")
     text = (tmp_path / "figure.svg").read_text(encoding="utf-8")
     for label in ("CoLA, Matthews correlation", "RTE, accuracy", "converted, then fine-tuned again", "standard heads"):
         assert f">{label}<" in text
@@ -160,6 +161,9 @@ def test_figure_5(tmp_path):
     records[1]["parts"]["converted/192"]["score"] = 45  # the highest of three: the bar grows, the median stays
     figure.draw(records, tmp_path / "figure.svg")
     assert (tmp_path / "figure.svg").read_text(encoding="utf-8") != before
+    del records[1]["parts"]["converted/192"]
+    figure.draw(records, tmp_path / "figure.svg")
+    assert "median over the seeds (their number: 2 to 3)" in (tmp_path / "figure.txt").read_text(encoding="utf-8")
     for record in records:
         record["parts"] = {"standard": record["parts"]["standard"]}
     with pytest.raises(UserError, match="no record has scores of a converted model"):
@@ -275,6 +279,31 @@ def test_fine_tuning_starts_with_all_tasks_and_valid_key_dims(
     monkeypatch.setattr(sys, "argv", ["run.py", "--model", str(encoder), *folders, *flags])
     with pytest.raises(UserError, match=message):
         recipe.main()
+
+
+def test_fine_tuning_starts_with_the_records_of_all_tasks(encoder, tmp_path, monkeypatch):
+    class Study:
+        def __init__(self, task, _):
+            if task == "mrpc":
+                raise UserError("other settings")
+
+        stage = started
+
+    for task in ("cola", "mrpc"):
+        (tmp_path / "glue" / task).mkdir(parents=True)
+    monkeypatch.setattr(recipe, "Study", Study)
+    folders = ["--data", str(tmp_path / "glue"), "--output", str(tmp_path / "output"), "--key-dims", "8"]
+    monkeypatch.setattr(sys, "argv", ["run.py", "--model", str(encoder), *folders, "--tasks", "cola,mrpc"])
+    with pytest.raises(UserError, match="other settings"):
+        recipe.main()
+
+
+def test_speed_of_other_key_dims_is_an_error_before_the_conversions(encoder, tmp_path, monkeypatch):
+    for name, stand_in in (("fetch", lambda *_: None), ("write_texts", lambda *_: {}), ("convert", started)):
+        monkeypatch.setattr(embeddings, name, stand_in)
+    embeddings.speed_record(SimpleNamespace(model=encoder, key_dims=[16], output=tmp_path)).part("bytes", dict)
+    with pytest.raises(UserError, match=r"speed\.json was made with key_dims = \[16\]; got \[8\]"):
+        embeddings.markdown(["--model", str(encoder), "--output", str(tmp_path), "--key-dims", "8"])
 
 
 @pytest.mark.parametrize(

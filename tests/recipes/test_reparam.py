@@ -80,6 +80,9 @@ def test_resumed_study_skips_finished_parts(command, done):
     other = run(*command, "--seeds", 2, check=False)
     assert other.returncode == 1
     assert "was made with seeds = [1]; got [2]" in other.stderr
+    other = run(*command, "--threads", 2, check=False)  # the table has CPU seconds
+    assert other.returncode == 1
+    assert "was made with hardware" in other.stderr
 
 
 def test_rejects_missing_checkpoints_and_methods_without_checkpoints(tmp_path):
@@ -96,5 +99,5 @@ def test_rejects_missing_checkpoints_and_methods_without_checkpoints(tmp_path):
         ("--ranks 1/8 --bleu-ranks --distill 0", "No such file"),
     ):
         rejected(run(RECIPE / "run.sh", *flags, *words.split(), check=False), message)
-    failed = run(RECIPE / "run.sh", "--finetune-method", "plain", check=False)
-    rejected(failed, "--finetune-method: invalid choice: 'plain'", status=2)
+    for option, value in (("--finetune-method", "plain"), ("--calibration", 0), ("--unlabelled", 0), ("--distill", -1)):
+        rejected(run(RECIPE / "run.sh", *flags, option, value, check=False), f"argument {option}: ", status=2)

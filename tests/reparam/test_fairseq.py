@@ -6,7 +6,7 @@ import torch
 from collab_fairseq import checkpoints
 from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.records.record import load as load_record
-from collab_fairseq.reparam import AttentionError, Calibrator, relative_error, scores_of
+from collab_fairseq.reparam import AttentionError, Calibrator, fairseq, relative_error, scores_of
 from collab_fairseq.reparam.fairseq import layer_ids, output_errors, scores_by_layer
 from collab_fairseq.translation import batches, load_model, loss, with_state
 from tests.common import TINY_MODEL, TINY_TRAINING, collab, run
@@ -152,7 +152,12 @@ def test_unweighted_fit_needs_no_data(checkpoint, tmp_path, caplog):
         ("--budget mean:8", "--budget needs --calibration"),
         ("--key-dim 8 --distill-text train:9", "need --distill"),
         ("--key-dim 8 --distill 9 --calibration train:9 --distill-rate 0", "must be above 0; got 0"),
+        ("--key-dim 17 --calibration train:9", "must be between 1 and 16"),
         ("--key-dim 8 --calibration dev:9", "must be SPLIT:N or SOURCE; got dev:9"),
+        (
+            "--key-dim 8 --calibration train:9 --distill 9 --distill-text dev:9",
+            "--distill-text must be SPLIT:N or SOURCE",
+        ),
         ("--budget parameters:100 --calibration train:9", "such as mean:128; got 'parameters:100'"),
         ("--budget mean:1 --calibration train:9", "must be at least mean:2; got mean:1"),
         ("--budget mean:500 --calibration train:9", "must be at most mean:16; got mean:500"),
@@ -164,7 +169,10 @@ def test_unweighted_fit_needs_no_data(checkpoint, tmp_path, caplog):
         ("--key-dim 8 --json SHORT --evaluate --reference test=SHORT", "short.txt is one of the inputs"),
     ],
 )
-def test_rejects_mistakes_and_writes_nothing(checkpoint, tiny_data, tmp_path, tmp_path_factory, flags, message):
+def test_rejects_mistakes_and_writes_nothing(
+    checkpoint, tiny_data, tmp_path, tmp_path_factory, flags, message, monkeypatch
+):
+    monkeypatch.setattr(fairseq, "calibrate", lambda *_, **__: pytest.fail("the work has begun"))
     (short := tmp_path_factory.mktemp("references") / "short.txt").write_text("one\ntwo\n")
     for name, path in (("SHORT", short), ("SOURCE", checkpoint), ("FOLDER", tmp_path)):
         flags = flags.replace(name, str(path))

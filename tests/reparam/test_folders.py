@@ -329,7 +329,7 @@ def test_examples_without_clear_texts_and_labels_are_an_error(place, tmp_path):
         assert message in error
 
 
-def test_bad_input_is_one_sentence_and_writes_nothing(place, tmp_path):
+def test_bad_input_is_one_sentence_and_writes_nothing(place, tmp_path, monkeypatch):
     for name in ("empty", "adapter", "t5"):
         (tmp_path / name).mkdir()
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
@@ -341,14 +341,23 @@ def test_bad_input_is_one_sentence_and_writes_nothing(place, tmp_path):
     write(tmp_path / "roberta", transformers.RobertaModel(roberta))
     write(tmp_path / "marian", make("marian"))
     (tmp_path / "one").write_text("w3 w4\n")
+    (tmp_path / "nothing").write_text("\n")
+    (tmp_path / "mixed").write_text("w3\tw4\n" * 40 + "w3\tw4\tw5\n")
+    shutil.copytree(place / "encoder", tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*", "vocab*"))
+    monkeypatch.setattr(folders, "calibrate", lambda *_, **__: pytest.fail("the work has begun"))
     (tmp_path / "unknown").write_text("some other words\n" * 40)
     text = ("--calibration", place / "text")
+    distill = ("--key-dim", 8, *text, "--distill", 9, "--distill-text")
     for words, message in (
         ([tmp_path / "empty", "--key-dim", 8], "must contain the weights"),
         ([tmp_path / "adapter", "--key-dim", 8], "merge it into its model, or unload it"),
         ([tmp_path / "roberta", "--key-dim", 8], "must be one of bert, distilbert, albert, marian; got roberta"),
         ([tmp_path / "marian", "--key-dim", 8], "must be an encoder or a classifier; got MarianMTModel"),
-        ([place / "encoder", "--key-dim", FULL + 1], f"between 1 and {FULL}"),
+        ([tmp_path / "bare", "--key-dim", 8, "--evaluate", place / "held-out"], "the files of the model's tokenizer"),
+        ([place / "encoder", "--key-dim", FULL + 1, *text], f"between 1 and {FULL}"),
+        ([place / "encoder", "--key-dim", 8, "--calibration", tmp_path / "mixed"], "must have one tab in every line"),
+        ([place / "encoder", *distill, tmp_path / "none"], "cannot read the text of --distill-text"),
+        ([place / "encoder", *distill, tmp_path / "nothing"], "must have at least one text"),
         ([place / "encoder", "--key-dim", 8, "--calibration", tmp_path / "one"], f"at least {WIDTH} tokens"),
         ([place / "encoder", "--key-dim", 8, "--calibration", tmp_path / "unknown"], "may be unknown to the model"),
         ([place / "encoder", "--key-dim", 8, "--calibration", tmp_path / "none"], "cannot read the calibration text"),
