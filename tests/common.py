@@ -1,6 +1,7 @@
 """Helpers for all tests: command-line tools, devices and tolerances."""
 
 import contextlib
+import importlib
 import io
 import os
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Dict, Optional, Tuple
+from unittest import mock
 
 import pytest
 
@@ -103,6 +105,23 @@ def descendants(ancestor: int) -> Dict[int, Tuple[int, int]]:
     while new := {p: ids for p, ids in running.items() if p not in family and ids[0] in (ancestor, *family)}:
         family.update(new)
     return family
+
+
+def program(package: str, *words: object) -> subprocess.CompletedProcess:
+    """`python -m PACKAGE WORDS` in this process, for what ends before any work."""
+    main = importlib.import_module(f"{package}.__main__").main
+    patches = [mock.patch.object(sys, "argv", [package, *map(str, words)]), mock.patch.dict(os.environ)]
+    patches += [mock.patch("logging.basicConfig"), mock.patch("signal.signal")]
+    with contextlib.ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
+        printed = stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        messages = stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        try:
+            status = main()
+        except SystemExit as stop:
+            status = stop.code
+    return subprocess.CompletedProcess(words, status or 0, printed.getvalue(), messages.getvalue())
 
 
 def collab(*words: object, status: int = 0) -> str:

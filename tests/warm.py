@@ -38,7 +38,7 @@ VARIABLE = "COLLAB_TESTS_WARM"
 IMPORTS = (
     "torch torch._dynamo numpy sacrebleu sacremoses sentencepiece hydra omegaconf fairseq fairseq.checkpoint_utils "
     "fairseq.trainer fairseq.options fairseq.tasks.translation fairseq.models.transformer fairseq.sequence_generator "
-    "fairseq.data.indexed_dataset fairseq.binarizer"
+    "fairseq.data.indexed_dataset fairseq.binarizer pandas matplotlib.figure scipy.stats"
 )
 
 

@@ -6,6 +6,7 @@ import re
 import shlex
 from dataclasses import asdict
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import yaml
@@ -21,7 +22,7 @@ import collab_fairseq.models
 from collab_fairseq.models.arguments import flatten, resolve
 from fairseq_modern.errors import UserError
 from recipes.runner import cli, settings, training
-from tests.common import ROOT, run
+from tests.common import ROOT, program, run
 from tests.recipes.test_settings import CONFIGS, RECIPES
 
 
@@ -33,7 +34,8 @@ def runner_commands(recipe, *flags):
     machine = ["--gpus", 4] if "wmt14" in recipe else ["--gpus", 1, "--precision", "fp32"]
     words += ["--device", "gpu", *machine, *flags]
     environment = {"CUDA_VISIBLE_DEVICES": "", "RECIPE_CONFIG": "", "MASTER_PORT": "29500"}
-    return run("bash", RECIPES / recipe / "run.sh", *words, "--dry-run", env=environment).stdout.splitlines()
+    with mock.patch.dict(os.environ, environment):
+        return program("recipes", recipe, *words, "--dry-run").stdout.splitlines()
 
 
 def runner_config(recipe, *flags):

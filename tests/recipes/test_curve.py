@@ -11,7 +11,7 @@ from collab_fairseq.models.arguments import inherit_attention
 from recipes.runner import settings, sweep
 from recipes.runner.recipe_run import run_name
 from tests.commands import train_command
-from tests.common import ROOT, run
+from tests.common import ROOT, program, run
 from tests.models.cases import SMALL, same_model
 
 RECIPE = ROOT / "recipes" / "curve"
@@ -26,12 +26,12 @@ def test_logits_scale_sets_scale_of_all_layers(key_dim, factor, scale, tmp_path)
     layer_ids = [f"{site}.{layer}" for site in ("encoder", "cross", "decoder") for layer in range(2)]
     assert args.attention_shapes == {layer_id: {"scale": scale} for layer_id in layer_ids}
     assert (args.collaborative_heads, args.key_dim) == ("none", key_dim)
-    done = run(*PROGRAM, key_dim, tmp_path / "made" / "scaled.pt", check=False)
+    done = program("recipes", "curve", "logits_scale", key_dim, tmp_path / "made" / "scaled.pt")
     assert "scaled.pt already exists" in done.stderr
 
 
 def test_logits_scale_rejects_factor_zero(tmp_path):
-    done = run(*PROGRAM, 256, tmp_path / "zero.pt", "--factor", 0, check=False)
+    done = program("recipes", "curve", "logits_scale", 256, tmp_path / "zero.pt", "--factor", 0)
     assert (done.returncode, "--factor: must be positive" in done.stderr) == (2, True)
     assert not (tmp_path / "zero.pt").exists()
 

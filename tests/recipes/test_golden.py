@@ -214,6 +214,7 @@ def reference_machine() -> Iterator[None]:
         stack.enter_context(mock.patch.object(torch.cuda, "is_available", return_value=False))
         stack.enter_context(mock.patch.object(processor, "bfloat16_units", return_value=True))
         stack.enter_context(mock.patch.object(cli, "show_messages"))
+        stack.enter_context(mock.patch.object(settings, "load", test_settings.LOAD))
         logging.disable(logging.WARNING)
         stack.callback(logging.disable, logging.NOTSET)
         yield

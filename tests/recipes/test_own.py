@@ -8,7 +8,7 @@ import unicodedata
 import pytest
 
 from data_prep import own, toy
-from tests.common import ROOT, content, rejected, run
+from tests.common import ROOT, content, program, rejected, run
 from tests.recipes.test_settings import assert_accepted, assert_rejected, call  # noqa: F401  (call: a fixture)
 
 RECIPE = ["bash", ROOT / "recipes" / "own" / "run.sh"]
@@ -194,12 +194,13 @@ SOURCE = "--source mine.en mine.de"
         (None, f"{SOURCE} --output mine.en", "--output must be a writable folder; got "),
     ],
 )
-def test_rejects_unusable_text_and_options_and_leaves_nothing(change, words, message, tmp_path, pairs):
+def test_rejects_unusable_text_and_options_and_leaves_nothing(change, words, message, tmp_path, pairs, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     files = write(tmp_path, pairs)
     if change:
         change(*files)
     before = content(tmp_path)
-    done = run(*RECIPE, "--output", "out", *words.split(), check=False, cwd=tmp_path)
+    done = program("recipes", "own", *RECIPE[2:], "--output", "out", *words.split())
     rejected(done, "recipes/own/run.sh: error: ", message)
     assert done.stderr.count("\n") == 1
     assert content(tmp_path) == before

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from collab_fairseq.records.record import load
-from tests.common import ROOT, rejected, run
+from tests.common import ROOT, program, rejected, run
 
 RECIPE = ROOT / "recipes" / "reparam"
 
@@ -87,7 +87,7 @@ def test_resumed_study_skips_finished_parts(command, done):
 
 def test_rejects_missing_checkpoints_and_methods_without_checkpoints(tmp_path):
     flags = ["--name", "x", "--data", tmp_path, "--model", tmp_path / "missing.pt"]
-    rejected(run(RECIPE / "run.sh", *flags, check=False), "No such file")
+    rejected(program("recipes", "reparam", *flags), "No such file")
     for words, message in (
         ("--ranks 1/8", "--bleu-ranks must include one of --ranks, 1/8; got none of them"),
         ("--ranks 1/8 --bleu-ranks", "--distill-ranks must include one of --ranks, 1/8; got none of them"),
@@ -98,6 +98,6 @@ def test_rejects_missing_checkpoints_and_methods_without_checkpoints(tmp_path):
         ("--distill 0 --finetune-method distilled", "--distill must be positive with --finetune-method distilled"),
         ("--ranks 1/8 --bleu-ranks --distill 0", "No such file"),
     ):
-        rejected(run(RECIPE / "run.sh", *flags, *words.split(), check=False), message)
+        rejected(program("recipes", "reparam", *flags, *words.split()), message)
     for option, value in (("--finetune-method", "plain"), ("--calibration", 0), ("--unlabelled", 0), ("--distill", -1)):
-        rejected(run(RECIPE / "run.sh", *flags, option, value, check=False), f"argument {option}: ", status=2)
+        rejected(program("recipes", "reparam", *flags, option, value), f"argument {option}: ", status=2)

@@ -1,5 +1,6 @@
 """Wrong settings and command lines are rejected before any work: one line, exit status 2, no traceback."""
 
+import functools
 import hashlib
 import importlib
 import json
@@ -21,10 +22,12 @@ from fairseq_modern.errors import UserError
 from recipes.runner import checks, cli, machine, settings, sweep
 from recipes.runner.evaluation import export
 from recipes.runner.folder import keep_settings
-from tests.common import ROOT, rejected, run
+from tests.common import ROOT, program, rejected, run
 
 RECIPES = ROOT / "recipes"
 SCRIPTS = sorted([*RECIPES.glob("*/*.sh"), *(ROOT / "data_prep").glob("*.sh")])
+#: reads each YAML file once
+LOAD = functools.cache(settings.load)
 #: recipe → other YAML files in its folder
 CONFIGS = {
     path.parent.name: [other.stem for other in sorted(path.parent.glob("*.yaml")) if other != path]
@@ -37,6 +40,7 @@ CONFIGS = {
 def call(capsys, monkeypatch):
     """Run a recipe in this process."""
     monkeypatch.setattr(cli, "show_messages", lambda name: None)
+    monkeypatch.setattr(settings, "load", LOAD)
     monkeypatch.setattr("os.environ", dict(os.environ))
     monkeypatch.setattr(logging.getLogger("recipe"), "level", logging.WARNING)
 
@@ -348,10 +352,11 @@ def test_a_missing_package_is_an_error_before_any_work(call, tmp_path, monkeypat
 def test_every_script_has_help_and_rejects_unknown_options(script, tmp_path):
     name, link = script.relative_to(ROOT), tmp_path / "checkout"
     link.symlink_to(ROOT)  # as in home folders of clusters
-    help_text = run("bash", name, "--help", cwd=link, env={"CDPATH": "."}).stdout
+    package, name_of_it = name.parts[0], name.stem if name.parts[0] == "data_prep" else name.parent.name
+    help_text = program(package, name_of_it, "--help").stdout
     assert f"usage: {name}" in help_text
     assert "--output " in help_text or "RECORD.json" in help_text
-    done = run("bash", link / name, "--sauce", "x", check=False, cwd=tmp_path)
+    done = run("bash", name, "--sauce", "x", check=False, cwd=link, env={"CDPATH": "."})
     assert done.returncode == 2
     # argparse names missing arguments first
     required = "" if name.parent.name in ("glue", "heads", "lookup", "reparam") else "un"

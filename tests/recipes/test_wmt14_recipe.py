@@ -15,7 +15,7 @@ from collab_fairseq.records.rows import load_run
 from fairseq_modern.errors import UserError
 from recipes.runner import evaluation
 from tests import forked
-from tests.common import ROOT, rejected, run
+from tests.common import ROOT, program, rejected, run
 
 RECIPES = ROOT / "recipes"
 WMT14 = RECIPES / "wmt14_en_de"
@@ -48,7 +48,7 @@ def rehearsed(tmp_path_factory):
 def test_rehearsal_rejects_other_sizes_of_its_corpus(tmp_path):
     (tmp_path / "settings.yaml").write_text("--train: 320\n--test: 10\n")
     sizes = ["--train", 640, "--test", 10]
-    done = run("bash", WMT14 / "run.sh", "rehearse", "--output", tmp_path, *sizes, check=False)
+    done = program("recipes", "wmt14_en_de", "rehearse", "--output", tmp_path, *sizes)
     rejected(done, "--train 320 (requested: 640)")
     assert [path.name for path in tmp_path.iterdir()] == ["settings.yaml"]
 
