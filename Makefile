@@ -25,16 +25,17 @@ setup: $(VENV)/ready
 # The order matters: torch first, or its default build would be pulled in by others; fairseq without its dependencies,
 # whose old pins cannot be installed, and in an isolated build, because it must not see torch while it is built.
 $(VENV)/ready: setup.py pyproject.toml constraints.txt fairseq_modern/fairseq_modern.pth
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v <= (3, 13) else \
-	    "Python 3.10 to 3.13 is needed, but $(PYTHON) is %d.%d; name another one: make $(MAKECMDGOALS) PYTHON=…" % v)'
+	@[ -x $(BIN)/python ] || $(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v <= (3, 13) \
+	    else "Python 3.10 to 3.13 is needed, but $(PYTHON) is %d.%d; name another one: make $(MAKECMDGOALS) PYTHON=…" % v)'
 	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip     # uv; Debian without python3-venv
 	@torch=$$($(BIN)/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' 2>/dev/null); \
 	    sed "s/^torch==.*/$${torch:-&}/" constraints.txt >$(VENV)/constraints.txt
 	$(PIP) torch
 	$(PIP) "hydra-core>=1.3.2,<1.4" "omegaconf>=2.3,<2.4" "numpy>=1.26"
-	$(PIP) --no-deps fairseq==0.12.2
+	$(PIP) --no-cache-dir --no-deps fairseq==0.12.2     # a wheel in the cache may be compiled for another NumPy
 	$(PIP) --editable ".[test,plots,reparam,slurm,huggingface,serve]"
-	$(BIN)/python -c "import fairseq, collab_fairseq.models"
+	$(BIN)/python -c "import fairseq.data.data_utils_fast, collab_fairseq.models"
 	@touch $@
 
 demo: setup

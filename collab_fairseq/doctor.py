@@ -76,6 +76,11 @@ def fairseq() -> Finding:
     except Exception as error:
         advice = "fairseq_modern must be active: install this project with pip, and unset FAIRSEQ_MODERN"
         return Finding("fairseq", "fail", f"{type(error).__name__}: {error}", advice)
+    try:
+        importlib.import_module("fairseq.data.data_utils_fast")  # which fairseq imports in the first batch
+    except Exception as error:
+        advice = f"compile it for this NumPy: pip install --force-reinstall --no-cache-dir --no-deps fairseq=={FAIRSEQ}"
+        return Finding("fairseq", "fail", f"{type(error).__name__}: {error}", advice)
     if version != FAIRSEQ:
         return Finding("fairseq", "warn", f"must be {FAIRSEQ}, the tested version; got {version}", install)
     return Finding("fairseq", "ok", version)

@@ -89,12 +89,12 @@ def _device(text: str) -> str:
     return text
 
 
-def add_machine(parser: argparse.ArgumentParser, threads: Optional[int] = None) -> None:
-    """--device and --threads."""
+def add_machine(parser: argparse.ArgumentParser, threads: Optional[int] = None, also: str = "") -> None:
+    """--device and --threads; `also` ends the help of the latter."""
     add = parser.add_argument
     text = "auto, cpu, cuda or cuda:N (default: auto: a GPU if available)"
     add("--device", type=_device, default="auto", help=text)
-    text = f"CPU threads (default: {threads or 'OMP_NUM_THREADS, else all cores'})"
+    text = f"CPU threads (default: {threads or 'OMP_NUM_THREADS, else all cores'}{also})"
     add("--threads", type=positive, default=threads, metavar="N", help=text)
 
 

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--scores", action="store_true", help="start each line with its score")
     text = "maximum length of a translation in tokens (default: 200)"
     add("--max-length", type=options.positive, default=200, metavar="N", help=text)
-    options.add_machine(parser)
+    options.add_machine(parser, also="; with ctranslate2 at most 4")
     text = "precision of the computation: float32, float16, bfloat16; for ctranslate2 also int8 (default: float32)"
     add("--precision", default="float32", metavar="NAME", help=text)
     text = "lines read, translated and written at a time (default: 256; 1 at a terminal)"
@@ -74,7 +74,13 @@ def _export(checkpoint: str, stack: contextlib.ExitStack) -> str:
     from collab_fairseq.export.source import read_source
 
     folder = os.path.join(stack.enter_context(tempfile.TemporaryDirectory()), "model")
-    write(read_source(checkpoint), "folder", folder)
+    try:
+        source = read_source(checkpoint)
+    except options.UserError as error:
+        if "--" not in str(error):
+            raise
+        raise options.UserError(f"{error}: flags of `collab export`, whose folder this command takes") from error
+    write(source, "folder", folder)
     return folder
 
 

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import sys
 from dataclasses import dataclass, field, fields
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
@@ -28,6 +29,8 @@ def require(package: str, extra: str = "serve") -> Any:
         return importlib.import_module(package)
     except ImportError as error:
         wanted = f"pip install 'collab_fairseq[{extra}]'"
+        if extra == "huggingface" and sys.version_info < (3, 11):
+            wanted = "it needs Python 3.11 or newer"
         raise UserError(f"{package} cannot be imported ({error}): {wanted}") from error
 
 

@@ -235,7 +235,8 @@ def main() -> None:
     add("--device", choices=("auto", "cpu"), default="auto", help=text)
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="glue: %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for name in ("httpx", "httpx2"):  # of huggingface_hub 1 and 2
+        logging.getLogger(name).setLevel(logging.WARNING)
     transformers.logging.disable_progress_bar()
     unknown = sorted(set(args.tasks.split(",")) - set(TASKS))
     if unknown:

@@ -29,6 +29,13 @@ def data(tiny_data, tmp_path):
     return tmp_path / "data" / "data-bin"
 
 
+def test_fairseq_compiled_for_another_numpy_fails_with_advice(monkeypatch):
+    assert doctor.fairseq().status == "ok"
+    monkeypatch.setitem(sys.modules, "fairseq.data.data_utils_fast", None)
+    finding = doctor.fairseq()
+    assert (finding.status, "--force-reinstall" in finding.advice) == ("fail", True)
+
+
 def test_this_machine_can_run_a_recipe(data, tmp_path):
     json_file = tmp_path / "findings.json"
     screen = collab("doctor", "--data", data, "--json", json_file)

@@ -6,9 +6,12 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 from fairseq import options
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 import collab_fairseq.models  # noqa: F401  (registers transformer_collab)
 from collab_fairseq.cli.heads import ANALYSES
@@ -159,7 +162,8 @@ def test_flags_are_known():
     helps = [
         training.format_help(),
         *(run(*tool, "--help", cwd=ROOT).stdout for tool in tools),
-        "--no-deps --no-index --no-cache-dir --wheel-dir --constraint --system-site-packages",  # of pip and venv
+        "--no-deps --no-index --no-cache-dir --force-reinstall --wheel-dir --constraint",  # of pip
+        "--system-site-packages",  # of venv
         "--cpus-per-task --gpus-per-node --gres --overlap --jobid --partition --account --batch --signal",  # of Slurm
         "--query-gpu --format",  # of nvidia-smi
         "--config-dir --config-name --multirun --eval-bleu",  # of Hydra, fairseq's translation task
@@ -193,13 +197,36 @@ def test_setup_keeps_an_installed_torch(installed, tmp_path):
     python.write_text(script)
     python.chmod(0o755)
     run("make", "setup", f"VENV={tmp_path / 'venv'}", f"PYTHON={sys.executable}", cwd=ROOT)
-    asked = (tmp_path / "log").read_text().splitlines()
+    has_pip, *asked = (tmp_path / "log").read_text().splitlines()
+    assert has_pip == "-m pip --version"
     first = "-m pip install --quiet --disable-pip-version-check --constraint"
     assert asked[0] == f"{first} {tmp_path}/venv/constraints.txt torch"
     assert all(line.startswith((asked[0].removesuffix("torch"), "-c import fairseq")) for line in asked)
+    python.write_text(script.replace("case", 'case "$*" in "-m pip --version") exit 1 ;; esac; case', 1))
+    (tmp_path / "venv" / "ready").unlink()
+    run("make", "setup", f"VENV={tmp_path / 'venv'}", f"PYTHON={sys.executable}", cwd=ROOT)
+    assert (tmp_path / "log").read_text().splitlines()[1 + len(asked)] == "-m ensurepip"
     versions = (ROOT / "constraints.txt").read_text()
     expected = re.sub("^torch==.*", installed, versions, flags=re.MULTILINE) if installed else versions
     assert (tmp_path / "venv" / "constraints.txt").read_text() == expected
+
+
+def test_pins_can_be_installed_on_every_supported_python():
+    pins = [
+        Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if line[:1] not in ("", "#")
+    ]
+    checked = 0
+    for pin in pins:
+        try:
+            about = metadata.metadata(pin.name)
+        except metadata.PackageNotFoundError:  # of another platform
+            continue
+        for python in ("3.10", "3.11", "3.12", "3.13"):
+            chosen = pin.marker is None or pin.marker.evaluate({"python_version": python})
+            if chosen and pin.specifier.contains(about["Version"], prereleases=True):
+                assert SpecifierSet(about["Requires-Python"] or "").contains(f"{python}.9"), (str(pin), python)
+                checked += 1
+    assert checked > len(pins)
 
 
 def intervals(lines):

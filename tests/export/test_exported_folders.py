@@ -269,6 +269,10 @@ def test_commands_take_a_checkpoint_or_its_folder(models, tmp_path):
     assert translations[0] == translations[1] != "\n\n\n"
     tables = [collab("heads", "redundancy", model) for model in (checkpoint, folder)]
     assert tables[0] == tables[1]
+    state = checkpoints.load(checkpoint)
+    state["cfg"]["task"]["data"] = str(tmp_path / "gone")
+    checkpoints.save(state, tmp_path / "moved.pt")
+    assert "flags of `collab export`" in collab("translate", tmp_path / "moved.pt", tmp_path / "text", status=1)
     outputs = [tmp_path / f"{number}.pt" for number in range(2)]
     for model, output in zip((checkpoint, folder), outputs, strict=True):
         collab("reparam", model, "--key-dim", 4, "--output", output)

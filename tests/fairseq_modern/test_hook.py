@@ -45,6 +45,14 @@ def test_without_fairseq_the_hook_changes_nothing():
     assert output.splitlines() == ["['fairseq_modern']", "1", *missing, "SourceFileLoader True"]
 
 
+def test_the_hook_is_silent_without_the_project(tmp_path):
+    """As after its folder has been moved. `python -S` as above."""
+    program = f"{HOOK.read_text()}import sys; print('fairseq_modern' in sys.modules)"
+    for cwd, imported in ((tmp_path, "False\n"), (ROOT, "True\n")):
+        done = subprocess.run([sys.executable, "-S", "-c", program], cwd=cwd, env={}, capture_output=True, text=True)
+        assert (done.stdout, done.stderr) == (imported, "")
+
+
 @pytest.fixture(autouse=True)
 def no_previous_warnings(monkeypatch):
     monkeypatch.setattr(fairseq_modern, "_warned", set())

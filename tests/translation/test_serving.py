@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import shutil
+import sys
 from importlib.util import find_spec
 
 import pytest
@@ -16,7 +17,7 @@ from collab_fairseq.cli import main
 from collab_fairseq.export import write
 from collab_fairseq.export.source import read_source
 from collab_fairseq.scoring.references import read_lines
-from collab_fairseq.translation.tokenizer import Card, Tokenizer
+from collab_fairseq.translation.tokenizer import Card, Tokenizer, require
 from collab_fairseq.translation.translator import Hypothesis, batches
 from fairseq_modern.errors import UserError
 from fairseq_modern.files import sha256
@@ -327,3 +328,11 @@ def test_export_reads_but_never_writes_through_links(exported, translator, tmp_p
 def test_rejects_impossible_requests(translator, lines, search, match):
     with pytest.raises(UserError, match=match):
         translator.translate(lines, **search)
+
+
+def test_a_missing_package_has_advice_that_helps(monkeypatch):
+    with pytest.raises(UserError, match=r"pip install 'collab_fairseq\[huggingface\]'"):
+        require("nosuchpackage", "huggingface")
+    monkeypatch.setattr(sys, "version_info", (3, 10))  # for which the extra is empty
+    with pytest.raises(UserError, match=r"it needs Python 3\.11 or newer"):
+        require("nosuchpackage", "huggingface")
