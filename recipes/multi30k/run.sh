@@ -1,5 +1,3 @@
 #!/usr/bin/env bash
 # Multi30k English-German, from data to record. See --help.
-root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
-export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
-exec "${PYTHON:-$(command -v python || command -v python3)}" -m recipes multi30k "$@"
+exec bash "$(dirname -- "${BASH_SOURCE[0]}")/../start.sh" recipes multi30k "$@"

@@ -366,7 +366,7 @@ def test_every_script_has_help_and_rejects_unknown_options(script, tmp_path):
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 def test_scripts_pass_shellcheck():
-    run("shellcheck", "--external-sources", *SCRIPTS, RECIPES / "slurm" / "run.sbatch", cwd=ROOT)
+    run("shellcheck", "--external-sources", *SCRIPTS, RECIPES / "start.sh", RECIPES / "slurm" / "run.sbatch", cwd=ROOT)
 
 
 def test_a_copy_of_a_yaml_file_is_valid():
