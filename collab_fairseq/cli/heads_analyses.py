@@ -4,7 +4,7 @@ import argparse
 import os
 import sys
 from functools import partial
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List
 
 from collab_fairseq import checkpoints
 from collab_fairseq.heads import ablation, attention_hooks, huggingface, pruning, removal
@@ -60,20 +60,19 @@ def importance(args: argparse.Namespace) -> None:
 def ablate(args: argparse.Namespace) -> None:
     modes = list(ablation.MODES) if args.mode == "both" else [args.mode]
     if _is_huggingface(args):
-        splits = ["text"]
         loaded = _load_huggingface(args)
-        sites = attention_hooks.sites_of(args.sites, loaded.layers)
-        record = _record(args, "ablate", _labelled_test_settings(args, loaded), loaded.model.device)
-        huggingface.ablate(loaded, record, **_search(args), modes=modes, sites=sites)
+        model = huggingface.evaluated(loaded, **_search(args))
+        settings, device = _labelled_test_settings(args, loaded), loaded.model.device
     else:
         tests = _tests(args)
-        splits = [test.split for test in tests]
         trained = _load(args, args.checkpoint)
         check_references(trained, references(args.reference), args.sentences)
-        sites = attention_hooks.sites_of(args.sites, attention_layers(trained.model))
-        record = _record(args, "ablate", settings_of_tests(trained, tests), trained.device)
-        ablation.ablate(trained, tests, record, modes=modes, sites=sites)
-    reports = [ablation.report(record.parts, splits, mode) for mode in modes]
+        model = ablation.evaluated(trained, tests)
+        settings, device = settings_of_tests(trained, tests), trained.device
+    sites = attention_hooks.sites_of(args.sites, model.layers)
+    record = _record(args, "ablate", settings, device)
+    ablation.ablate(record, model, modes=modes, sites=sites)
+    reports = [ablation.report(record.parts, list(model.tests), mode) for mode in modes]
     _show(args, "".join(reports), partial(ablation.draw, record.content))
 
 
@@ -98,56 +97,41 @@ def _measure_pruning(args: argparse.Namespace) -> None:
     if len(set(names)) < len(names):
         raise UserError(f"several checkpoints must have different file names; got {', '.join(names)}")
     if _is_huggingface(args):
-        record, curves = _prune_huggingface(args)
-        splits = ["text"]
+        loaded = _load_huggingface(args)
+        settings = {**_labelled_test_settings(args, loaded), "loss": "text"}
+        device = loaded.model.device
+        models = [(huggingface.evaluated(loaded, **_search(args)), partial(huggingface.importance, loaded))]
     else:
-        record, curves = _prune_fairseq(args, names)
-        splits = [split for split, _ in args.reference]
-    _show(args, pruning.report(record.parts, curves, splits), partial(pruning.draw, record.content))
-
-
-def _prune_huggingface(args: argparse.Namespace) -> Tuple[Record, List[str]]:
-    """The record, and the names of its curves."""
-    loaded = _load_huggingface(args)
-    settings = {**_labelled_test_settings(args, loaded), "ranking": args.ranking, "loss": "text"}
+        tests = _tests(args)
+        checkpoint_models = [_load(args, path) for path in args.checkpoint]
+        for trained in checkpoint_models:
+            check_references(trained, references(args.reference), args.sentences)
+            dataset(trained, args.split)  # raises an error if there is none
+        texts = [text_setting(trained, args.split, args.sentences) for trained in checkpoint_models]
+        if any(text != texts[0] for text in texts):
+            raise UserError(f"several checkpoints must have the same split {args.split}; got others: give --data")
+        trained = checkpoint_models[0]
+        settings = {**settings_of_tests(trained, tests), "loss": args.split}
+        if args.importance:
+            settings["loss_text"] = text_setting(trained, args.split, None)
+        else:
+            settings["importance_text"] = texts[0]
+        device = trained.device
+        models = [(ablation.evaluated(each, tests, args.split), _importance(args, each)) for each in checkpoint_models]
+    settings["ranking"] = args.ranking
     if args.importance:
         settings["importance"] = checkpoints.file_setting(args.importance)
-    sites = attention_hooks.sites_of(args.sites, loaded.layers)
-    record = _record(args, "prune", settings, loaded.model.device)
-    ranks = record.part("importance", partial(_ranks, args, lambda: huggingface.importance(loaded)))
-    orders = _orders(args, sites, ranks)
-    huggingface.prune(loaded, orders, record, **_search(args))
-    return record, list(orders)
-
-
-def _prune_fairseq(args: argparse.Namespace, names: List[str]) -> Tuple[Record, List[str]]:
-    """The record, and the names of its curves."""
-    tests = _tests(args)
-    models = [_load(args, path) for path in args.checkpoint]
-    for trained in models:
-        check_references(trained, references(args.reference), args.sentences)
-        sites = attention_hooks.sites_of(args.sites, attention_layers(trained.model))
-        dataset(trained, args.split)  # raises an error if there is none
-    texts = [text_setting(trained, args.split, args.sentences) for trained in models]
-    if any(text != texts[0] for text in texts):
-        raise UserError(f"several checkpoints must have the same split {args.split}; got others: give --data")
-    record: Any = None
+    for model, _ in models:
+        sites = attention_hooks.sites_of(args.sites, model.layers)
+    record = _record(args, "prune", settings, device)
     curves = []
-    for trained, name in zip(models, names, strict=True):
-        if record is None:
-            settings: Dict[str, Any] = {}
-            if args.importance:
-                settings["importance"] = checkpoints.file_setting(args.importance)
-                settings["loss_text"] = text_setting(trained, args.split, None)
-            else:
-                settings["importance_text"] = text_setting(trained, args.split, args.sentences)
-            settings.update(settings_of_tests(trained, tests), ranking=args.ranking, loss=args.split)
-            record = _record(args, "prune", settings, trained.device)
+    for name, (model, compute) in zip(names, models, strict=True):
         prefix = f"{name}/" if len(names) > 1 else ""
-        orders = _orders(args, sites, record.part(f"{prefix}importance", partial(_importance, args, trained)))
-        pruning.prune(trained, orders, record, tests=tests, loss_split=args.split, prefix=prefix)
+        orders = _orders(args, sites, record.part(f"{prefix}importance", partial(_ranks, args, compute)))
+        pruning.prune(record, orders, model, prefix)
         curves += [prefix + order for order in orders]
-    return record, curves
+    report = pruning.report(record.parts, curves, list(models[0][0].tests))
+    _show(args, report, partial(pruning.draw, record.content))
 
 
 def _orders(args: argparse.Namespace, sites: List[str], ranks: Dict[str, float]) -> Dict[str, List[str]]:
@@ -160,12 +144,13 @@ def _orders(args: argparse.Namespace, sites: List[str], ranks: Dict[str, float])
     return {**{group: order for group, order in orders.items() if order}, **random_orders}
 
 
-def _importance(args: argparse.Namespace, trained: TrainedModel) -> Dict[str, float]:
-    """Head → importance: read from --importance, or computed on --split."""
-    return _ranks(args, lambda: head_importance.importance(trained, args.split, **_batching(args)))
+def _importance(args: argparse.Namespace, trained: TrainedModel) -> "partial[Dict[str, Any]]":
+    """Computes the importance on --split."""
+    return partial(head_importance.importance, trained, args.split, **_batching(args))
 
 
 def _ranks(args: argparse.Namespace, compute: Callable[[], Dict[str, Any]]) -> Dict[str, float]:
+    """Head → importance: read from --importance, or computed."""
     if args.importance:
         return head_importance.read(args.importance, args.ranking, args.checkpoint[0])
     return {head: values[args.ranking] for head, values in compute()["heads"].items()}
@@ -188,7 +173,7 @@ def _remove(args: argparse.Namespace) -> None:
         layers = attention_layers(trained.model)
         sites = attention_hooks.sites_of(args.sites, layers)
         removal.check_separate({name: layer for name, layer in layers.items() if name.split(".")[0] in sites})
-        ranking = pruning.by_ascending_importance(_importance(args, trained), sites)
+        ranking = pruning.by_ascending_importance(_ranks(args, _importance(args, trained)), sites)
         heads = pruning.least_important(ranking, percent)
         state = trained.state
     _save(args, removal.remove_heads(state, heads, empty_layers=args.empty_layers))
@@ -279,7 +264,7 @@ def _labelled_text_settings(args: argparse.Namespace) -> Dict[str, Any]:
 
 def _labelled_test_settings(args: argparse.Namespace, loaded: huggingface.Loaded) -> Dict[str, Any]:
     """The text and, of a translation model, the search; flags of the search raise a UserError for a classifier."""
-    huggingface.evaluation(loaded)  # raises an error for models without a score
+    huggingface.evaluated(loaded)  # raises an error for models without a score
     if huggingface.translates(loaded.model):
         return {**_labelled_text_settings(args), "search": _search(args), "p": METHOD}
     reject_flags(args, ("beam", "lenpen"), "applies to translation models; this model is a classifier")

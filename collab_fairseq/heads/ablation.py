@@ -18,7 +18,7 @@ from collab_fairseq.records.record import Record
 from collab_fairseq.scoring.references import RawScore
 from collab_fairseq.scoring.significance import paired_bootstrap
 from collab_fairseq.scoring.sufficient_statistics import load
-from collab_fairseq.translation import TrainedModel, score
+from collab_fairseq.translation import TrainedModel, loss, score
 from fairseq_modern.errors import UserError
 
 from .attention_hooks import Layers, head_counts, masked
@@ -30,6 +30,24 @@ logger = logging.getLogger(__name__)
 MODES = {"without": "without the head", "only": "only that head in its layer"}
 #: differences with a smaller p value are called significant, as in the paper
 SIGNIFICANT = 0.05
+
+
+class Evaluated(NamedTuple):
+    """A model whose heads can be masked, and how it is measured in its present state.
+
+    Attributes:
+        layers: layer_id → attention. tests: split → computes the result. loss: computes ``loss``, in bits.
+        compare: compares a result with the result of all heads: ``difference``, ``p_value`` and a score.
+    """
+
+    layers: Layers
+    tests: Mapping[str, Callable[[], Dict[str, Any]]]
+    compare: Callable[[Mapping[str, Any], Mapping[str, Any]], Dict[str, Any]]
+    loss: Callable[[], Dict[str, float]]
+
+    def with_all_heads(self, record: Record, prefix: str = "") -> Dict[str, Any]:
+        """Split → its result, which is ``whole/SPLIT`` in the record, after a prefix."""
+        return {split: record.part(f"{prefix}whole/{split}", evaluate) for split, evaluate in self.tests.items()}
 
 
 class TestSet(NamedTuple):
@@ -54,9 +72,15 @@ def bleu_result(scored: RawScore) -> Dict[str, Any]:
     return {"score": scored.bleu.score, "signature": scored.bleu.signature, "statistics": scored.statistics}
 
 
-def with_all_heads(trained: TrainedModel, test: TestSet, record: Record, prefix: str = "") -> Dict[str, Any]:
-    """:func:`evaluate` with all heads; it is ``whole/SPLIT`` in the record, after a prefix."""
-    return record.part(f"{prefix}whole/{test.split}", lambda: evaluate(trained, test))  # type: ignore[no-any-return]
+def evaluated(trained: TrainedModel, tests: Sequence[TestSet], loss_split: str = "valid") -> Evaluated:
+    """A fairseq model with its BLEU on the test sets, and its loss on a split."""
+
+    def losses() -> Dict[str, float]:
+        mean = loss(trained, loss_split, max_tokens=tests[0].search.get("max_tokens", 4000))
+        return {"loss": mean.loss, "nll_loss": mean.nll_loss}
+
+    evaluations = {test.split: partial(evaluate, trained, test) for test in tests}
+    return Evaluated(attention_layers(trained.model), evaluations, compare, losses)
 
 
 def compare(system: Mapping[str, Any], baseline: Mapping[str, Any]) -> Dict[str, Any]:
@@ -78,43 +102,24 @@ def heads_to_mask(counts: Mapping[str, int], mode: str, sites: Sequence[str] = S
     return to_mask
 
 
-def ablate(trained: TrainedModel, tests: Sequence[TestSet], record: Record, **options: Any) -> None:
-    """:func:`ablate_split` on every test set."""
-    layers = attention_layers(trained.model)
-    for test in tests:
-        ablate_split(record, test.split, layers, partial(evaluate, trained, test), compare, **options)
-
-
-def ablate_split(
-    record: Record,
-    split: str,
-    layers: Layers,
-    evaluate: Callable[[], Dict[str, Any]],
-    compare: Callable[[Dict[str, Any], Dict[str, Any]], Dict[str, Any]],
-    *,
-    modes: Sequence[str] = tuple(MODES),
-    sites: Sequence[str] = SITES,
+def ablate(
+    record: Record, model: Evaluated, *, modes: Sequence[str] = tuple(MODES), sites: Sequence[str] = SITES
 ) -> None:
-    """Add ``whole/SPLIT`` and, for every mode and head, ``SPLIT/MODE/HEAD`` to the record.
-
-    Args:
-        evaluate: computes the result of the model in its present state.
-        compare: compares a result with the result of all heads: ``difference``, ``p_value`` and a score.
-    """
-    masks = {mode: heads_to_mask(head_counts(layers), mode, sites) for mode in modes}
+    """Add ``whole/SPLIT`` and, for every mode and head, ``SPLIT/MODE/HEAD`` to the record, for every test set."""
+    masks = {mode: heads_to_mask(head_counts(model.layers), mode, sites) for mode in modes}
     if not any(masks.values()):
         raise UserError("all layers have a single head: --mode only has no heads to mask")
-    baseline = record.part(f"whole/{split}", evaluate)
 
-    def measure(heads: Heads) -> Dict[str, Any]:
-        with masked(layers, heads):
-            return compare(evaluate(), baseline)
+    def measure(split: str, baseline: Dict[str, Any], heads: Heads) -> Dict[str, Any]:
+        with masked(model.layers, heads):
+            return model.compare(model.tests[split](), baseline)
 
-    for mode in modes:
-        for head, heads in masks[mode].items():
-            part = record.part(f"{split}/{mode}/{head}", partial(measure, heads))
-            difference = f"{part['difference']:+.2f} {metric(part)}, p = {part['p_value']:.3f}"
-            logger.info("%s %s %s: %s", split, mode, head, difference)
+    for split, baseline in model.with_all_heads(record).items():
+        for mode in modes:
+            for head, heads in masks[mode].items():
+                part = record.part(f"{split}/{mode}/{head}", partial(measure, split, baseline, heads))
+                difference = f"{part['difference']:+.2f} {metric(part)}, p = {part['p_value']:.3f}"
+                logger.info("%s %s %s: %s", split, mode, head, difference)
 
 
 def splits(parts: Mapping[str, Any]) -> List[str]:

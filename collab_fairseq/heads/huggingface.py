@@ -3,22 +3,19 @@
 import math
 import os
 from collections import Counter
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor
 
 from collab_fairseq.attention.factors import HeadFactors
 from collab_fairseq.checkpoints import PathLike
-from collab_fairseq.modules.head_names import Heads
-from collab_fairseq.records.record import Record
 from collab_fairseq.scoring.references import read_lines, score_raw
 from collab_fairseq.translation.tokenizer import require
 from fairseq_modern.errors import UserError
 
-from .ablation import ablate_split, bleu_result, compare
+from .ablation import Evaluated, bleu_result, compare
 from .importance import Batch, measure
-from .pruning import prune_in_order
 
 #: keyword arguments of the model for N examples, with ``labels``
 Inputs = Dict[str, Tensor]
@@ -139,8 +136,8 @@ def translations(loaded: Loaded, beam: int, lenpen: float) -> List[str]:
     return texts
 
 
-def evaluation(loaded: Loaded, beam: int = 5, lenpen: float = 1.0) -> Tuple[Callable[[], Any], Callable[..., Any]]:
-    """Two functions: one evaluates the model in its present state, by BLEU or by accuracy; the other compares results.
+def evaluated(loaded: Loaded, beam: int = 5, lenpen: float = 1.0) -> Evaluated:
+    """The model with its BLEU or accuracy on the test set ``text``.
 
     Raises:
         UserError: the model predicts a number.
@@ -158,10 +155,10 @@ def evaluation(loaded: Loaded, beam: int = 5, lenpen: float = 1.0) -> Tuple[Call
         return {"score": 100 * sum(correct) / len(correct), "right": right, "constant": constant}
 
     if translates(loaded.model):
-        return evaluate_translations, compare
+        return Evaluated(loaded.layers, {"text": evaluate_translations}, compare, lambda: {"loss": loss(loaded)})
     if loaded.model.config.num_labels == 1:
         raise UserError(f"accuracy needs a model with at least two classes; {loaded.model.name_or_path} has one output")
-    return evaluate_classes, compare_answers
+    return Evaluated(loaded.layers, {"text": evaluate_classes}, compare_answers, lambda: {"loss": loss(loaded)})
 
 
 @torch.no_grad()
@@ -169,26 +166,6 @@ def loss(loaded: Loaded) -> float:
     """Mean loss per example or target token, in bits."""
     batches = [batch_of(loaded.model, inputs) for inputs in loaded.batches]
     return sum(float(batch.loss()) for batch in batches) / sum(batch.target_tokens for batch in batches) / math.log(2)
-
-
-def ablate(loaded: Loaded, record: Record, *, beam: int = 5, lenpen: float = 1.0, **options: Any) -> None:
-    """:func:`.ablation.ablate_split` on the test set ``text`` (:func:`evaluation`)."""
-    ablate_split(record, "text", loaded.layers, *evaluation(loaded, beam, lenpen), **options)
-
-
-def prune(
-    loaded: Loaded, orders: Mapping[str, Sequence[str]], record: Record, *, beam: int = 5, lenpen: float = 1.0
-) -> None:
-    """:func:`.pruning.prune_in_order` for every order, on the test set ``text`` (:func:`evaluation`)."""
-    evaluate, compare_results = evaluation(loaded, beam, lenpen)
-    baseline = record.part("whole/text", evaluate)
-
-    def measure(heads: Heads) -> Dict[str, Any]:
-        comparison = compare_results(evaluate() if heads else baseline, baseline)
-        return {"loss": loss(loaded), "tests": {"text": comparison}}
-
-    for name, order in orders.items():
-        prune_in_order(record, name, order, loaded.layers, measure)
 
 
 def compare_answers(system: Mapping[str, Any], baseline: Mapping[str, Any]) -> Dict[str, float]:

@@ -8,20 +8,18 @@ import logging
 import math
 import random
 from functools import partial
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from collab_fairseq.attention import SITES
 from collab_fairseq.checkpoints import PathLike
 from collab_fairseq.modules.head_names import LETTERS, Heads, describe, parse_heads
-from collab_fairseq.modules.sites import attention_layers
 from collab_fairseq.records import pages
 from collab_fairseq.records.drawing import COLOURS, drawing, legend_columns, legend_height, look, other_look, rows_of
 from collab_fairseq.records.record import Record
-from collab_fairseq.translation import TrainedModel, loss
 from fairseq_modern.errors import UserError
 
-from .ablation import TestSet, compare, evaluate, metric, with_all_heads
-from .attention_hooks import Layers, masked
+from .ablation import Evaluated, metric
+from .attention_hooks import masked
 from .figures import SITE_TITLES, names_of_tests
 
 logger = logging.getLogger(__name__)
@@ -51,66 +49,37 @@ def random_orders(heads: Sequence[str], number: int) -> Dict[str, List[str]]:
     return {f"{RANDOM}{seed}": random.Random(seed).sample(sorted(heads), len(heads)) for seed in range(1, number + 1)}
 
 
-def prune(
-    trained: TrainedModel,
-    orders: Mapping[str, Sequence[str]],
-    record: Record,
-    *,
-    tests: Sequence[TestSet],
-    loss_split: str,
-    prefix: str = "",
-) -> None:
-    """:func:`prune_in_order` for every order, with the loss on ``loss_split`` and the BLEU of all test sets.
-
-    ``prefix``: of the names of all parts.
-    """
-    baselines = {test.split: with_all_heads(trained, test, record, prefix) for test in tests}
-
-    def measure(heads: Heads) -> Dict[str, Any]:
-        mean = loss(trained, loss_split, max_tokens=tests[0].search.get("max_tokens", 4000))
-        scores = {}
-        for test in tests:
-            baseline = baselines[test.split]
-            scores[test.split] = compare(evaluate(trained, test) if heads else baseline, baseline)
-        return {"loss": mean.loss, "nll_loss": mean.nll_loss, "tests": scores}
-
-    for name, order in orders.items():
-        prune_in_order(record, prefix + name, order, attention_layers(trained.model), measure)
-
-
-def prune_in_order(
-    record: Record,
-    name: str,
-    order: Sequence[str],
-    layers: Layers,
-    measure: Callable[[Heads], Dict[str, Any]],
-) -> None:
-    """Add ``NAME/PERCENT`` to the record: masked ``heads``, heads ``left``, and what ``measure`` returns.
+def prune(record: Record, orders: Mapping[str, Sequence[str]], model: Evaluated, prefix: str = "") -> None:
+    """Add ``NAME/PERCENT`` to the record for every order: masked ``heads``, heads ``left``, losses and ``tests``.
 
     Args:
-        order: heads (``E:1:3``, …); the first ones are masked first.
-        measure: computes ``loss`` and ``tests``, split → comparison with all heads, of the model in its present state;
-            its argument names the masked heads.
+        orders: NAME → heads (``E:1:3``, …); the first ones are masked first.
+        prefix: of the names of all parts.
 
     Raises:
         UserError: the record has a result of this name without other heads.
     """
+    baselines = model.with_all_heads(record, prefix)
 
-    def of_masked(heads: Heads) -> Dict[str, Any]:
-        with masked(layers, heads):
-            results = measure(heads)
-        return {"heads": describe(heads), "left": len(order) - sum(map(len, heads.values())), **results}
+    def measure(order: Sequence[str], heads: Heads) -> Dict[str, Any]:
+        part: Dict[str, Any] = {"heads": describe(heads), "left": len(order) - sum(map(len, heads.values()))}
+        with masked(model.layers, heads):
+            part.update(model.loss(), tests={})
+            for split, baseline in baselines.items():
+                part["tests"][split] = model.compare(model.tests[split]() if heads else baseline, baseline)
+        return part
 
-    for percent in PERCENTAGES:
-        heads = least_important(order, percent)
-        part = record.part(f"{name}/{percent}", partial(of_masked, heads))
-        if part["heads"] != describe(heads):  # random orders of other sites have the same names
-            raise UserError(
-                f"{name}/{percent} of the record must be without {describe(heads)}; got {part['heads']}: repeat its "
-                "--sites, or give another --json"
-            )
-        scores = ", ".join(f"{split} {_score(test):.2f}" for split, test in part["tests"].items())
-        logger.info("%s, %d %%, %d heads left: %s", name, percent, part["left"], scores)
+    for name, order in orders.items():
+        for percent in PERCENTAGES:
+            heads = least_important(order, percent)
+            part = record.part(f"{prefix}{name}/{percent}", partial(measure, order, heads))
+            if part["heads"] != describe(heads):  # random orders of other sites have the same names
+                raise UserError(
+                    f"{prefix}{name}/{percent} of the record must be without {describe(heads)}; got {part['heads']}: "
+                    "repeat its --sites, or give another --json"
+                )
+            scores = ", ".join(f"{split} {_score(test):.2f}" for split, test in part["tests"].items())
+            logger.info("%s, %d %%, %d heads left: %s", prefix + name, percent, part["left"], scores)
 
 
 def pruning_points(parts: Mapping[str, Any]) -> Dict[str, Points]:

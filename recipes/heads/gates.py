@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, Sequence
 
 from collab_fairseq import checkpoints, translation
 from collab_fairseq.heads import ablation, removal
-from collab_fairseq.heads.ablation import TestSet, compare, evaluate, with_all_heads
+from collab_fairseq.heads.ablation import TestSet, compare, evaluate
 from collab_fairseq.heads.figures import names_of_tests
 from collab_fairseq.modules.head_names import LETTERS
 from collab_fairseq.records import pages
@@ -29,7 +29,7 @@ def score(
 
     `train` trains the source model with a penalty that the record lacks, and returns the last checkpoint.
     """
-    baselines = {test.split: with_all_heads(source, test, record) for test in tests}
+    baselines = ablation.evaluated(source, tests).with_all_heads(record)
     record.part("whole/loss", lambda: translation.loss(source, "valid").loss)
 
     def measure(penalty: str) -> Dict[str, Any]:

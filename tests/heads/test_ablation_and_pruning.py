@@ -11,7 +11,7 @@ import torch
 
 from collab_fairseq import checkpoints
 from collab_fairseq.heads import ablation, importance, pruning
-from collab_fairseq.heads.ablation import TestSet, evaluate
+from collab_fairseq.heads.ablation import Evaluated, TestSet, evaluate
 from collab_fairseq.heads.attention_hooks import masked
 from collab_fairseq.heads.removal import remove_heads
 from collab_fairseq.modules.head_names import describe, parse_heads
@@ -117,7 +117,7 @@ def test_conditions_and_correlation():
     assert "A:1:1" not in ablation.heads_to_mask(counts, "only")
     record = Record("heads", "ablate", "", {}, device="cpu")
     with pytest.raises(UserError, match="all layers have a single head"):
-        ablation.ablate_split(record, "test", {"cross.0": SimpleNamespace(num_heads=1)}, dict, dict, modes=["only"])
+        ablation.ablate(record, Evaluated({"cross.0": SimpleNamespace(num_heads=1)}, {}, dict, dict), modes=["only"])
     parts = {}
     for head, (first, second) in enumerate([(0.0, 1.0), (1.0, 3.0), (2.0, 2.0)], 1):
         parts[f"a/without/E:1:{head}"] = {"difference": first}
@@ -155,7 +155,7 @@ def test_pruning_measures_the_masked_model(states, references, tiny_data, monkey
     record = Record("heads", "prune", "collab", {})
     orders = {"all": pruning.by_ascending_importance(ranks, ["encoder", "cross", "decoder"])}
     monkeypatch.setattr(pruning, "PERCENTAGES", (0, 50))
-    pruning.prune(trained, orders, record, tests=[test], loss_split="valid")
+    pruning.prune(record, orders, ablation.evaluated(trained, [test]))
     points = pruning.pruning_points(record.parts)["all"]
     assert points[50]["heads"] == "E:1:1,2 A:1:1"
     assert points[50]["left"] == 3
@@ -171,7 +171,7 @@ def test_pruning_measures_the_masked_model(states, references, tiny_data, monkey
 def test_ablation_measures_the_masked_model(states, references, tiny_data):
     trained = load(states["collaborative"], tiny_data, double=False)
     test, record = TestSet("test", references, {"sentences": 12}), Record("heads", "ablate", "collab", {})
-    ablation.ablate(trained, [test], record, modes=["without"])
+    ablation.ablate(record, ablation.evaluated(trained, [test]), modes=["without"])
     for head in HEADS:
         with masked(attention_layers(trained.model), parse_heads(head)):
             assert record.parts[f"test/without/{head}"]["bleu"] == evaluate(trained, test)["score"]
@@ -246,7 +246,7 @@ def test_mistakes_are_found_before_the_work(words, message, states, references, 
     lines = references.read_text(encoding="utf-8").splitlines(keepends=True)
     (tmp_path / "few").write_text("".join(lines[1:]), encoding="utf-8")
     (tmp_path / "swapped").write_text("".join(reversed(lines)), encoding="utf-8")
-    for module, name in ((ablation, "score"), (pruning, "loss"), (importance, "measure")):
+    for module, name in ((ablation, "score"), (ablation, "loss"), (importance, "measure")):
         monkeypatch.setattr(module, name, lambda *arguments, **options: pytest.fail("the work has begun"))
     monkeypatch.chdir(tmp_path)
     printed = collab(*words.replace("GOOD", str(references)).split(), "--data", tiny_data, "--device", "cpu", status=1)
