@@ -141,10 +141,10 @@ def by_rank(
 
         for number, fraction in enumerate(sorted(grid), 1):
             key_dims = {layer_id: max(1, round(fraction * rank)) for layer_id, rank in ranks.items()}
-            note, before = f"at {fraction:.3g} of the key dimension ({number} of {len(grid)})", progress.done
+            note, before = f"at {fraction:.3g} of the key dimension ({number} of {len(grid)})", progress.n
             for layer_id, value in part(f"{fraction:g}", partial(measure_at, key_dims, note)).items():
                 measured[layer_id][key_dims[layer_id]] = value
-            if progress.done == before:
+            if progress.n == before:
                 progress.skip(len(ranks))
     return measured
 

@@ -190,10 +190,10 @@ class ShowProgress(transformers.TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if logs and "loss" in logs:
-            self.progress.set(state.global_step, f"loss {float(logs['loss']):.3f}")
+            self.progress.advance(state.global_step - self.progress.n, f"loss {float(logs['loss']):.3f}")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.progress.set(state.global_step)
+        self.progress.update(state.global_step - self.progress.n)
         self.progress.close()
 
 

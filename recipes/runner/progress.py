@@ -67,8 +67,9 @@ class RunProgress:
 
     def _set(self) -> None:
         for folder, (log, progress) in list(self._shown.items()):
-            progress.set(*state(folder, log))
-            if progress.done >= progress.total and progress.note.startswith(FINISHED):
+            done, note = state(folder, log)
+            progress.advance(done - progress.n, note)
+            if done >= progress.total and note.startswith(FINISHED):
                 progress.close()
                 del self._shown[folder]
         self._read = time.monotonic()
