@@ -72,19 +72,21 @@ it."""
     if data_set.kind == "program":
         program_of(name).add_options(parser)
     else:
-        add(data_set.option, dest="local_copy", metavar="PATH", help=data_set.option_help)
+        origin = parser.add_mutually_exclusive_group()
+        origin.add_argument(data_set.option, dest="local_copy", metavar="PATH", help=data_set.option_help)
         text = "download URL/<archive> instead, from a mirror; an interrupted download is continued"
-        add("--url", default="", help=text)
+        origin.add_argument("--url", default="", help=text)
         text = "largest unpacked size of each archive, in GiB (default: 20 times its size, at least 1 GiB)"
         add("--unpacked-limit", type=positive, metavar="N", help=text)
         text = f"expected archives and texts with checksums and line counts (default: data_prep/{name}.tsv)"
         add("--manifest", type=Path, default=HERE / f"{name}.tsv", metavar="FILE", help=text)
+    pieces = parser.add_mutually_exclusive_group()
     if data_set.vocab_size:
         text = "SentencePiece pieces, shared by both languages (default: %(default)s)"
-        add("--vocab-size", type=positive, default=data_set.vocab_size, metavar="N", help=text)
+        pieces.add_argument("--vocab-size", type=positive, default=data_set.vocab_size, metavar="N", help=text)
     if data_set.kind == "gzipped":
         text = "encode with this SentencePiece model, that of an existing translation model"
-        add("--spm", type=Path, metavar="FILE", help=text)
+        pieces.add_argument("--spm", type=Path, metavar="FILE", help=text)
         text = "joint dictionary of that translation model (dict.*.txt of its data)"
         add("--dict", type=Path, metavar="FILE", help=text)
     text = f"output folder (default: data/{name} of the repository)"

@@ -45,8 +45,6 @@ class Preparation:
     def gzipped_header(self) -> List[str]:
         """The pieces and the dictionary, and the rows of the manifest as they are."""
         args = self.args
-        if args.spm and args.vocab_size != self.set.vocab_size:
-            raise UserError("--vocab-size and --spm are mutually exclusive: the SentencePiece model has its vocabulary")
         if args.dict and not args.spm:
             raise UserError("--dict needs the SentencePiece model that goes with it (--spm)")
         header = [f"spm {sha256(args.spm)}" if args.spm else f"vocab_size {args.vocab_size}"]
@@ -216,8 +214,6 @@ def prepare(name: str, data_set: DataSet, args: argparse.Namespace) -> None:
     parent = args.output.parent
     is_new_parent = not parent.exists()
     try:
-        if data_set.kind != "program" and args.local_copy and args.url:
-            raise UserError(f"{data_set.option} and --url are mutually exclusive")
         if data_set.kind != "program" and not args.url:
             args.local_copy = args.local_copy or os.environ.get(data_set.variable, "")
         for option in ("local_copy", "spm", "dict"):  # steps run in other folders

@@ -76,10 +76,7 @@ def markdown(command: str, folder: str) -> str:
         raise UserError(
             f"the command must be collab table, cat FILE, or python -m MODULE in {' or '.join(STUDIES)}; got {command}"
         )
-    study = _module(name)
-    if not hasattr(study, "markdown"):
-        raise UserError(f"{name} must have a function markdown(arguments, folder)")
-    text: str = study.markdown(arguments[end:], folder)
+    text: str = _module(name).markdown(arguments[end:], folder)
     return text
 
 
@@ -97,8 +94,4 @@ def _module(name: str) -> Any:
 
 def words(command: str) -> List[str]:
     """The words of a command, with patterns of files expanded; as in bash, a pattern without matches stays."""
-    try:
-        split = shlex.split(" ".join(command.split()))
-    except ValueError as error:
-        raise UserError(f"cannot read the command: {error} in {command}") from error
-    return [file for word in split for file in sorted(glob.glob(word)) or [word]]
+    return [file for word in shlex.split(" ".join(command.split())) for file in sorted(glob.glob(word)) or [word]]

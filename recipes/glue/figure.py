@@ -26,7 +26,6 @@ from collab_fairseq.records.drawing import (
 from collab_fairseq.records.figures import handles_of
 from collab_fairseq.records.record import load
 from collab_fairseq.scoring.significance import Interval
-from fairseq_modern.errors import UserError
 from recipes.glue.table import CONSTANT, STANDARD, Study, studies
 from recipes.glue.tasks import TASKS, TITLES
 
@@ -50,17 +49,9 @@ SCORES = {
 
 
 def draw(records: Sequence[Mapping[str, Any]], path: PathLike) -> None:
-    """One panel per task: medians over the seeds, with the range as bars; a .svg, .png or .pdf file.
-
-    Raises:
-        UserError: the records are of several models, or no task has scores of a converted model.
-    """
-    study, *others = studies(list(map(dict, records)))
-    if others:
-        raise UserError(f"the records must be of one model; got {study.model['name']}, {others[0].model['name']}")
+    """One panel per task: medians over the seeds, with the range as bars; a .svg, .png or .pdf file."""
+    (study,) = studies(list(map(dict, records)))
     tasks = [task for task in study.tasks if any(study.by_seed(stage, task) for stage in study.stages if "/" in stage)]
-    if not tasks:
-        raise UserError("nothing to draw: no record has scores of a converted model")
     columns = 1 if is_narrow(path) else min(2, len(tasks))
     rows = math.ceil(len(tasks) / columns)
     legend = legend_columns(path, len(LINES) + len(LEVELS), narrow=1)

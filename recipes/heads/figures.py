@@ -15,7 +15,6 @@ from collab_fairseq.files import PathLike
 from collab_fairseq.heads import ablation, importance, pruning, redundancy, roles
 from collab_fairseq.records.drawing import WIDTH, FigureFile, add_width_flag
 from collab_fairseq.records.record import load
-from fairseq_modern.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -28,18 +27,11 @@ def model_name(path: Path, record: Dict[str, Any]) -> str:
 def draw(record: Dict[str, Any], path: PathLike, model: str, compared: List[Dict[str, Any]]) -> None:
     """The figure of a record; ``compared``: all records of the same analysis."""
     parts, analysis = record["parts"], record["name"]
-    if analysis == "redundancy":
-        redundancy.draw(parts, path, model)
-    elif analysis == "importance":
-        importance.draw(parts["importance"], path, model)
-    elif analysis == "ablate":
-        ablation.draw(record, path, model, compared)
-    elif analysis == "prune":
-        pruning.draw(record, path, model, compared)
-    elif analysis == "roles":
-        roles.draw(parts, path, model)
+    if analysis in ("ablate", "prune"):
+        {"ablate": ablation, "prune": pruning}[analysis].draw(record, path, model, compared)
     else:
-        raise UserError(f"records must be of redundancy, importance, ablate, prune or roles; got {analysis}")
+        draw_parts = {"redundancy": redundancy.draw, "importance": importance.draw, "roles": roles.draw}[analysis]
+        draw_parts(parts.get("importance", parts), path, model)
 
 
 def main() -> None:

@@ -187,8 +187,6 @@ def table(parts: Mapping[str, Any]) -> str:
 def draw(record: Mapping[str, Any], path: PathLike) -> None:
     """Time, error of the tensor, and cosine against the key dimension."""
     found = results(record["parts"])
-    if not found:
-        raise UserError("nothing to draw: the record has no decomposition")
     model = record["settings"]["model"]["file"]
     seeds = max(len(of_seeds) for by_dim in found.values() for of_seeds in by_dim.values())
     threads = record["hardware"]["threads"]

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from collab_fairseq.files import write_text
+from collab_fairseq.records.record import load
 from collab_fairseq.reparam.allocation import GRID
 from fairseq_modern.errors import UserError
 from recipes.reparam import report, study
@@ -74,7 +75,7 @@ def convert_and_finetune(args: argparse.Namespace, output: Path) -> None:
             folder = output / "finetuned" / checkpoint.stem
             conversions.finetuned(finetune(args, checkpoint, folder, args.finetune_updates, TRAINING))
     record = output / f"{args.name}.json"
-    studies = report.load_studies([record])
+    studies = [load(record, "study")]
     write_text(report.tables(studies), output / "table.md")
     report.draw_figures(studies, output / "time.svg", output / "quality.svg")
     logger.info("results: %s, table.md, time.svg, quality.svg", record)

@@ -204,7 +204,7 @@ def test_interrupted_download_continues_and_wrong_one_is_removed(source):
         flags = ["--url", folder.as_uri(), *flags]
         return prepare("wmt16_en_de", source, *flags, check=check, env={"WMT16_EN_DE_ARCHIVE": "ignored"})
 
-    rejected(download("--archive", "a"), "--archive and --url are mutually exclusive")
+    rejected(download("--archive", "a"), "argument --archive: not allowed with argument --url", status=2)
     rejected(download(folder=source / "missing"), "the download of", "failed; run again to continue")
     archive, downloads = (source / ARCHIVE).read_bytes(), source.parent / "data" / "wmt16_en_de.download"
     (downloads / f"{ARCHIVE}.part").write_bytes(bytes(1000))  # not the start of the archive

@@ -164,10 +164,6 @@ def test_figure_5(tmp_path):
     del records[1]["parts"]["converted/192"]
     figure.draw(records, tmp_path / "figure.svg")
     assert "median over the seeds (their number: 2 to 3)" in (tmp_path / "figure.txt").read_text(encoding="utf-8")
-    for record in records:
-        record["parts"] = {"standard": record["parts"]["standard"]}
-    with pytest.raises(UserError, match="no record has scores of a converted model"):
-        figure.draw(records, tmp_path / "figure.svg")
 
 
 def test_tables_of_head_analyses():
@@ -191,8 +187,6 @@ def test_tables_of_head_analyses():
     text = heads.table({"mrpc": {"name": "prune", "parts": parts}})
     assert cells(text, "20 %") == ["82.0", "0.250", "73.0 (68.0–78.0)"]
     assert "Constant prediction: mrpc 68.4." in text
-    with pytest.raises(UserError, match="must be of one analysis"):
-        heads.table({name: {"name": name, "parts": parts} for name in ("prune", "ablate")})
 
 
 def test_names_of_models_can_have_dots(tmp_path):
@@ -505,7 +499,7 @@ def test_killed_rehearsal_resumes_to_the_same_result_without_internet(tmp_path, 
     assert "toy/standard: resuming from checkpoint-10" in done.stderr
     assert rehearse(tmp_path / "whole") == done.stdout
     assert "| converted and tuned | 16 (1/4) |" in done.stdout
-    assert "toy/standard: 20 of 20 steps, loss " in done.stderr
+    assert "toy/standard: 100% 20/20 [" in done.stderr
     resumed, whole = (json.loads((tmp_path / n / "toy" / "record.json").read_text()) for n in ("killed", "whole"))
     assert resumed["parts"] == whole["parts"]
     standard, converted, tuned = (whole["parts"][stage] for stage in ("standard", "converted/16", "tuned/16"))
