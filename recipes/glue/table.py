@@ -62,7 +62,7 @@ class Study:
                 by_seed[seed] = part["score"]
                 self.parameters[stage] = max(part.get("parameters", 0), self.parameters.get(stage, 0))
         measured = {int(stage.partition("/")[2]) for stage in self.scores if "/" in stage}
-        self.tasks = [task for task in TASKS if task in {*grid.tasks, *(each["task"] for each in settings)}]
+        self.tasks = sorted({*grid.tasks, *(each["task"] for each in settings)}, key=list(TASKS).index)
         self.seeds = sorted({*grid.seeds, *(each["seed"] for each in settings)})
         self.key_dims = sorted({*grid.key_dims, *measured}, reverse=True)
 

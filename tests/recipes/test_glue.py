@@ -136,6 +136,11 @@ def test_table_lists_what_is_missing():
         table.table([{**records[0], "parts": {}}])
 
 
+def test_an_unknown_task_is_not_left_out():
+    with pytest.raises(ValueError, match="'mrcp' is not in list"):
+        table.table(glue_records(), table.Grid(tasks=["mrcp"]))
+
+
 def test_table_is_of_runs_with_equal_settings():
     records = glue_records()
     for change, message in (({}, "different seeds; got 3 twice"), ({"lr": 5e-5}, "in the seed only; got lr")):
