@@ -33,7 +33,7 @@ def test_recipe_writes_the_page_and_resumes(tiny_run, tiny_data, tmp_path):
     options = ["--name", "small", "--sentences", "3", "--penalties", "20", "--gate-updates", "3", "--device", "cpu"]
     command = ["bash", ROOT / "recipes" / "heads" / "run.sh", *inputs, *options]
     done = run(*command, cwd=tmp_path)
-    assert "penalty-20: 3 of 3 updates, training, " in done.stderr
+    assert re.search(r"penalty-20: 100% 3/3 \[.*, training", done.stderr)
     page = (output / "table.md").read_text(encoding="utf-8")
     for step in STEPS:
         assert f"(small.{step}.svg)" in page
