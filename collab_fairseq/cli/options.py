@@ -44,6 +44,11 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def number(text: str) -> int:
+    """An integer ≥ 0, for argparse."""
+    return 0 if text == "0" else positive(text)
+
+
 def numbers(text: str) -> List[int]:
     """Positive integers joined by commas, for argparse."""
     return [positive(word) for word in text.split(",")]

@@ -24,7 +24,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trai
 
 import collab_fairseq.reparam.huggingface as hf
 from collab_fairseq.checkpoints import file_setting, sha256
-from collab_fairseq.cli.options import command, numbers
+from collab_fairseq.cli.options import command, number, numbers
 from collab_fairseq.files import write_text
 from collab_fairseq.huggingface import check_loaded, check_tokens
 from collab_fairseq.progress import Progress
@@ -34,7 +34,6 @@ from recipes import ROOT
 from recipes.glue.paper import PAPER
 from recipes.glue.table import CONSTANT, STANDARD, table
 from recipes.glue.tasks import GLUE, TASKS, fetch, read, rehearsal
-from recipes.runner.options import number
 
 logger = logging.getLogger("glue")
 #: number of training examples in which unknown tokens are counted

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from collab_fairseq.cli.options import number
 from collab_fairseq.files import write_text
 from collab_fairseq.records.record import load
 from collab_fairseq.reparam.allocation import GRID
@@ -15,7 +16,6 @@ from fairseq_modern.errors import UserError
 from recipes.reparam import report, study
 from recipes.runner.cli import show_messages
 from recipes.runner.finetune import build_parser, finetune, open_folder
-from recipes.runner.options import number
 from recipes.runner.summary import check_packages
 
 logger = logging.getLogger("recipe")

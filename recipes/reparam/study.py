@@ -29,7 +29,7 @@ from typing import Any, Dict
 import torch
 
 from collab_fairseq import checkpoints, translation
-from collab_fairseq.cli.options import command, positive
+from collab_fairseq.cli.options import command, number, positive
 from collab_fairseq.records.record import Record
 from collab_fairseq.reparam import HeadFactors, ScoreWeights, relative_error
 from collab_fairseq.reparam.allocation import allocate_ranks, measure_divergences
@@ -37,7 +37,6 @@ from collab_fairseq.reparam.fairseq import calibrate, converted_state, layer_ids
 from collab_fairseq.reparam.pipeline import FittedModel, fit_model
 from collab_fairseq.reparam.text import text_of
 from collab_fairseq.translation.text import dataset
-from recipes.runner.options import number
 
 logger = logging.getLogger("recipe")
 

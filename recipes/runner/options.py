@@ -6,7 +6,7 @@ from typing import Any, Dict, List, NamedTuple, Tuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from collab_fairseq.cli.options import numbers, positive
+from collab_fairseq.cli.options import number, numbers, positive
 
 from .settings import test_sets
 
@@ -18,11 +18,6 @@ STEPS = {
     "--help; several runs and their table: sweep --help.",
     "sweep": "Train several models, one or --jobs at a time, and write the table of their results.",
 }
-
-
-def number(text: str) -> int:
-    """Parse an integer ≥ 0, for argparse."""
-    return 0 if text == "0" else positive(text)
 
 
 #: name of a value → its type; without a name, the flag has no value
