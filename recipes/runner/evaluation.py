@@ -344,9 +344,10 @@ def translate_blind(run: RecipeRun, name: str) -> None:
     logger.info("translating %s", name)
     command = [tool("collab"), "translate", run.output / "model"]
     command += ["--device", run.machine.device, "--threads", run.machine.threads]
+    search = run.cfg.get("generation") or {}
     for setting, flag in (("beam", "--beam"), ("lenpen", "--lenpen"), ("max_len_b", "--max-length")):
-        if setting in run.cfg.generation:
-            command += [flag, run.cfg.generation[setting]]
+        if setting in search:
+            command += [flag, search[setting]]
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout:
         stdin.write(gzip.decompress(source.read_bytes()))
         stdin.seek(0)

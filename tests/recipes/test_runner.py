@@ -314,6 +314,11 @@ def test_blind_translations_have_the_search_of_the_run_and_are_kept_if_they_cann
     monkeypatch.setattr(evaluation, "run_logged", lambda command, **_: commands.append(command))
     evaluation.translate_blind(planned, "unseen")
     assert commands[0][-2:] == ["--beam", 1]
+    translations.unlink()
+    beam = planned.cfg.pop("generation")
+    evaluation.translate_blind(planned, "unseen")  # both programs have the same defaults
+    assert commands[1] == commands[0][:-2]
+    planned.cfg.generation = beam
     model = planned.output / "model"
     model.mkdir()
     (model / "record.json").write_text("former")
