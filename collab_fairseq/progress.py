@@ -33,10 +33,11 @@ class Progress(tqdm):  # type: ignore[type-arg]  # not generic when it runs
     ) -> None:
         self._logger = None if sys.stderr.isatty() else logger or logging.getLogger(__name__)
         self._logged: Any = (done, None)  # the state of the latest line
-        options: Any = {"leave": False, "dynamic_ncols": True, "disable": False}
+        options: Any = {"leave": False, "dynamic_ncols": True}
         if self._logger:  # without a bar
-            options = {"file": io.StringIO(), "ncols": 0, "mininterval": SECONDS_BETWEEN_LINES, "disable": False}
-        super().__init__(desc=title, total=total, unit=f" {unit}", initial=done, miniters=0, smoothing=0, **options)
+            options = {"file": io.StringIO(), "ncols": 0, "mininterval": SECONDS_BETWEEN_LINES}
+        options.update(desc=title, total=total, unit=f" {unit}", initial=done, disable=False, miniters=0, smoothing=0)
+        super().__init__(**options)
 
     def display(self, msg: Optional[str] = None, pos: Optional[int] = None) -> None:
         if self._logger is None:

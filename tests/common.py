@@ -32,10 +32,16 @@ TINY_TRAINING = [
 
 #: devices for tests of layers: the CPU, and CUDA if available
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
 #: tolerance for float64 compared with the float64 reference: rounding of a few hundred operations
 FLOAT64 = 1e-12
 #: tolerance for two implementations of a whole model in float32
 FLOAT32 = 1e-5
+
+
+def mostly_slow(values, *fast):
+    """Cases of a test; those that are not among the `fast` ones are slow."""
+    return [value if value in fast else pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
 def run(

@@ -98,9 +98,9 @@ def _measure_pruning(args: argparse.Namespace) -> None:
         raise UserError(f"several checkpoints must have different file names; got {', '.join(names)}")
     if _is_huggingface(args):
         loaded = _load_huggingface(args)
+        models = [(huggingface.evaluated(loaded, **_search(args)), partial(huggingface.importance, loaded))]
         settings = {**_labelled_test_settings(args, loaded), "loss": "text"}
         device = loaded.model.device
-        models = [(huggingface.evaluated(loaded, **_search(args)), partial(huggingface.importance, loaded))]
     else:
         tests = _tests(args)
         checkpoint_models = [_load(args, path) for path in args.checkpoint]
@@ -264,7 +264,6 @@ def _labelled_text_settings(args: argparse.Namespace) -> Dict[str, Any]:
 
 def _labelled_test_settings(args: argparse.Namespace, loaded: huggingface.Loaded) -> Dict[str, Any]:
     """The text and, of a translation model, the search; flags of the search raise a UserError for a classifier."""
-    huggingface.evaluated(loaded)  # raises an error for models without a score
     if huggingface.translates(loaded.model):
         return {**_labelled_text_settings(args), "search": _search(args), "p": METHOD}
     reject_flags(args, ("beam", "lenpen"), "applies to translation models; this model is a classifier")

@@ -432,20 +432,23 @@ def masked(found: Rows, args: argparse.Namespace) -> str:
 
 def differences(found: Rows, args: argparse.Namespace) -> str:
     rows = choose(found, args.rows)
-    measures = {"test NLL": (score_of(ALL, METRICS["nll"]), 4)}
+    measures = {"test NLL": score_of(ALL, METRICS["nll"])}
     for metric in (BLEU, CHRF):
-        measures[f"{metric}, pooled"] = pooled(metric), 2
-        measures[f"{metric}, blind"] = blind_score(args.blind, "both", metric), 2
-    runs = [run for of_row in rows.values() for run in of_row.values()]
-    measures = {name: of for name, of in measures.items() if not all(math.isnan(of[0](run)) for run in runs)}
-    table = [["difference", "seeds", *measures]]
-    for one, other in itertools.combinations(rows, 2):
-        both = {row: rows[row] for row in (one, other)}
-        cells = [
-            shown(difference(measured(both, measure), one, other), decimals) for measure, decimals in measures.values()
-        ]
-        table.append([f"{one} − {other}", listed(seeds_of(both)), *cells])
-    return pages.table(table, numbers=True)
+        measures[f"{metric}, pooled"] = pooled(metric)
+        measures[f"{metric}, blind"] = blind_score(args.blind, "both", metric)
+    pairs_of_rows = list(itertools.combinations(rows, 2))
+    seeds = [seeds_of({row: rows[row] for row in pair}) for pair in pairs_of_rows]
+    columns = [["difference", *(f"{one} − {other}" for one, other in pairs_of_rows)], ["seeds", *map(listed, seeds)]]
+    for name, measure in measures.items():
+        values = {row: {seed: measure(run) for seed, run in of_row.items()} for row, of_row in rows.items()}
+        if all(math.isnan(value) for of_row in values.values() for value in of_row.values()):
+            continue
+        decimals = 4 if name == "test NLL" else 2
+        column = [name]
+        for (one, other), common in zip(pairs_of_rows, seeds, strict=True):
+            column.append(shown(numpy.array([values[one][seed] - values[other][seed] for seed in common]), decimals))
+        columns.append(column)
+    return pages.table([list(line) for line in zip(*columns, strict=True)], numbers=True)
 
 
 def cost_of_a_quarter(q_minus_f: Interval) -> str:

@@ -18,7 +18,7 @@ from collab_fairseq.heads.removal import remove_heads
 from collab_fairseq.modules.head_names import parse_heads
 from collab_fairseq.modules.sites import attention_layers, swapped
 from fairseq_modern.errors import UserError
-from tests.common import collab
+from tests.common import collab, mostly_slow
 from tests.export.cases import SOURCES
 from tests.models.cases import batch, logits
 
@@ -64,10 +64,6 @@ DIFFERENT = (
     "pruned",
     "quantised",
 )
-
-
-def fast(names):
-    return [name if name in DIFFERENT else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +180,7 @@ def log_probability(trained, source, target):
     return float(output.gather(2, prefix[:, 1:, None]).sum()), prefix.size(1) - 1
 
 
-@pytest.mark.parametrize("name", fast(name for name in MODELS if name != "quantised"))
+@pytest.mark.parametrize("name", mostly_slow([name for name in MODELS if name != "quantised"], *DIFFERENT))
 def test_ctranslate2_translates_the_same(read, name, tmp_path):
     source = read(name)
     engines = load_both(source, tmp_path)
@@ -223,7 +219,7 @@ def test_ctranslate2_folder_needs_no_torch(read, tmp_path, monkeypatch):
         collab_fairseq.load(folder)
 
 
-@pytest.mark.parametrize("name", fast(FAIRSEQ))
+@pytest.mark.parametrize("name", mostly_slow(FAIRSEQ, *DIFFERENT))
 def test_plain_transformer_computes_the_same(read, name, tmp_path):
     source = read(name)
     write(source, "fairseq", tmp_path / "out")
@@ -232,7 +228,7 @@ def test_plain_transformer_computes_the_same(read, name, tmp_path):
     torch.testing.assert_close(logits(model), logits(source.model), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("name", fast(FSMT))
+@pytest.mark.parametrize("name", mostly_slow(FSMT, *DIFFERENT))
 def test_transformers_computes_the_same(read, name, tmp_path):
     transformers = pytest.importorskip("transformers")
     source = read(name)

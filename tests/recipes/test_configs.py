@@ -22,7 +22,7 @@ import collab_fairseq.models
 from collab_fairseq.models.arguments import flatten, resolve
 from fairseq_modern.errors import UserError
 from recipes.runner import cli, settings, training
-from tests.common import ROOT, program, run
+from tests.common import ROOT, mostly_slow, program, run
 from tests.recipes.test_settings import CONFIGS, RECIPES
 
 
@@ -72,12 +72,7 @@ def model_config(cfg):
     return resolve(settings)
 
 
-def fast(*names):
-    """All recipes; those that are not named are slow."""
-    return [recipe if recipe in names else pytest.param(recipe, marks=pytest.mark.slow) for recipe in CONFIGS]
-
-
-@pytest.mark.parametrize("recipe", fast("curve", "own", "wmt14_en_de"))
+@pytest.mark.parametrize("recipe", mostly_slow(CONFIGS, "curve", "own", "wmt14_en_de"))
 def test_hydra_and_runner_resolve_the_same_config(recipe):
     ours, theirs = runner_config(recipe), hydra_config(recipe)
     for section in ("task", "criterion", "optimizer", "lr_scheduler", "optimization", "dataset", "checkpoint"):
@@ -89,7 +84,7 @@ def test_hydra_and_runner_resolve_the_same_config(recipe):
     assert theirs.recipe.about
 
 
-@pytest.mark.parametrize("recipe", fast("wmt14_en_de"))
+@pytest.mark.parametrize("recipe", mostly_slow(CONFIGS, "wmt14_en_de"))
 def test_hydra_trains_with_each_yaml_and_ignores_the_recipe_section(recipe, tiny_data, tmp_path):
     small = {"layers": 1, "embed_dim": 32, "ffn_embed_dim": 16, "attention_heads": 4}
     sizes = [f"++model.{side}.{name}={value}" for side in ("encoder", "decoder") for name, value in small.items()]

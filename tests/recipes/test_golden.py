@@ -31,14 +31,13 @@ from fairseq_modern import processor
 from recipes.runner import cli, settings
 from recipes.runner.settings import DECODING_SECTIONS, USER_DIR, flags
 from tests import warm
-from tests.common import ROOT, run
+from tests.common import ROOT, mostly_slow, run
 from tests.recipes import test_settings
 
 GOLDEN = Path(__file__).parent / "golden"
 RECIPES = ROOT / "recipes"
 #: recipe → names of its YAML files; the empty one is NAME.yaml. That of own needs a text
 CONFIGS = {recipe: ["", *others] for recipe, others in test_settings.CONFIGS.items() if recipe != "own"}
-LONG = ("curve", "iwslt14_de_en", "wmt14_en_de_spm")
 #: the digests have all of them for NAME.yaml, the first and the last one for other YAML files
 MACHINES = {
     "cpu": "--device cpu",
@@ -233,9 +232,7 @@ def section(file: str, start: str) -> str:
 
 
 @pytest.mark.usefixtures("_reference_machine")
-@pytest.mark.parametrize(
-    "recipe", [pytest.param(recipe, marks=[pytest.mark.slow] * (recipe in LONG)) for recipe in CONFIGS]
-)
+@pytest.mark.parametrize("recipe", mostly_slow(CONFIGS, "multi30k", "micro_wmt", "toy", "wmt14_en_de"))
 def test_training_commands(recipe):
     assert short_list(recipe) == section("commands.txt", f"# {recipe} ")
 

@@ -352,8 +352,8 @@ def test_a_missing_package_is_an_error_before_any_work(call, tmp_path, monkeypat
 def test_every_script_has_help_and_rejects_unknown_options(script, tmp_path):
     name, link = script.relative_to(ROOT), tmp_path / "checkout"
     link.symlink_to(ROOT)  # as in home folders of clusters
-    package, name_of_it = name.parts[0], name.stem if name.parts[0] == "data_prep" else name.parent.name
-    help_text = program(package, name_of_it, "--help").stdout
+    program_name = name.stem if name.parts[0] == "data_prep" else name.parent.name
+    help_text = program(name.parts[0], program_name, "--help").stdout
     assert f"usage: {name}" in help_text
     assert "--output " in help_text or "RECORD.json" in help_text
     done = run("bash", name, "--sauce", "x", check=False, cwd=link, env={"CDPATH": "."})

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests import forked
-from tests.common import TINY_MODEL, TINY_TRAINING
+from tests.common import TINY_MODEL, TINY_TRAINING, mostly_slow
 from tests.models.cases import same_training
 
 # A --user-dir that kills the process before a checkpoint is written or removed. Numbers of both count from 1.
@@ -56,9 +56,7 @@ def uninterrupted(train):
 
 
 # 3 is the first operation after the update checkpoint and its copy
-@pytest.mark.parametrize(
-    "number", [n if n == 3 else pytest.param(n, marks=pytest.mark.slow) for n in range(1, OPERATIONS + 2)]
-)
+@pytest.mark.parametrize("number", mostly_slow(range(1, OPERATIONS + 2), 3))
 def test_a_kill_before_any_write_loses_no_file(train, uninterrupted, number):
     status, _ = train(f"kill{number}", kill=number)
     assert status == (-signal.SIGKILL if number <= OPERATIONS else 0)
